@@ -1,0 +1,151 @@
+"""How a problem is computed: what is compiled (KernelConfig) and what is not (RunConfig)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fluxgen.core.errors import UsageError
+
+
+class Schedule(str, enum.Enum):
+    """The warp-specialised schedules of CUTLASS 3 (``cutlass/gemm/dispatch_policy.hpp``)."""
+
+    PINGPONG = "pingpong"
+    COOPERATIVE = "cooperative"
+
+
+class Transport(str, enum.Enum):
+    """How bytes and flags move between ranks."""
+
+    COPY_ENGINE_PULL = "copy_engine_pull"
+    """ag_gemm: a copy engine pulls each peer's slab, chunk by chunk, then raises its flag."""
+    PEER_STORE = "peer_store"
+    """gemm_rs: the epilogue's TMA stores go straight into the peer's inbox."""
+    COPY_ENGINE_DRAIN = "copy_engine_drain"
+    """gemm_rs over PCIe: tiles are stored locally, a copy engine ships finished chunks."""
+
+
+class ChunkAxis(str, enum.Enum):
+    """Along which axis of A (AG) or D (RS) a slab is cut into chunks."""
+
+    M = "m"
+    K = "k"
+
+
+@dataclass(frozen=True, order=True)
+class KernelConfig:
+    """Everything that is compiled in, beside the signature and the architecture.
+
+    Attributes:
+        tile_m, tile_n, tile_k: the CTA tile, elements.
+        cluster_m, cluster_n: CTAs of a cluster along M and N.
+        schedule: ping-pong or cooperative consumer warpgroups.
+        stages: shared-memory pipeline stages, 0 for as many as fit.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    schedule: Schedule = Schedule.PINGPONG
+    stages: int = 0
+
+    @property
+    def name(self) -> str:
+        """``128x192x64_2x1_pingpong_auto``."""
+        stages = "auto" if self.stages == 0 else f"s{self.stages}"
+        return (
+            f"{self.tile_m}x{self.tile_n}x{self.tile_k}_{self.cluster_m}x{self.cluster_n}_"
+            f"{self.schedule.value}_{stages}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "schedule": self.schedule.value}
+
+    @classmethod
+    def from_dict(cls, data: object) -> KernelConfig:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            UsageError: for missing, extra or mistyped fields.
+        """
+        fields = _fields(data, "kernel", cls.__dataclass_fields__)
+        ints = {key: _int("kernel", key, fields[key]) for key in fields if key != "schedule"}
+        return cls(**ints, schedule=_enum("kernel", "schedule", Schedule, fields["schedule"]))
+
+
+@dataclass(frozen=True, order=True)
+class RunConfig:
+    """Everything chosen at run time on a compiled kernel.
+
+    Attributes:
+        groups: arrival groups, ranks per group in arrival order (they sum to the world; empty
+            means one group). Ranks of a group share one pass over B.
+        panel: width of a panel of N inside a group, in clusters (0: all of N).
+        chunk_axis, chunks: how each rank's slab is cut for the transport.
+        sms: SMs the persistent kernel may take (0: all).
+        transport: how bytes and flags move.
+    """
+
+    groups: tuple[int, ...] = ()
+    panel: int = 0
+    chunk_axis: ChunkAxis = ChunkAxis.M
+    chunks: int = 1
+    sms: int = 0
+    transport: Transport = Transport.COPY_ENGINE_PULL
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "groups": list(self.groups),
+            "panel": self.panel,
+            "chunk_axis": self.chunk_axis.value,
+            "chunks": self.chunks,
+            "sms": self.sms,
+            "transport": self.transport.value,
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> RunConfig:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            UsageError: for missing, extra or mistyped fields.
+        """
+        fields = _fields(data, "run", cls.__dataclass_fields__)
+        groups = fields["groups"]
+        if not isinstance(groups, list) or len(groups) > 64:
+            raise UsageError(f"run.groups: expected a short list of integers; found {groups!r}")
+        return cls(
+            groups=tuple(_int("run", "groups", g) for g in groups),
+            panel=_int("run", "panel", fields["panel"]),
+            chunk_axis=_enum("run", "chunk_axis", ChunkAxis, fields["chunk_axis"]),
+            chunks=_int("run", "chunks", fields["chunks"]),
+            sms=_int("run", "sms", fields["sms"]),
+            transport=_enum("run", "transport", Transport, fields["transport"]),
+        )
+
+
+def _fields(data: object, what: str, names: Any) -> dict[str, Any]:
+    if not isinstance(data, dict) or set(data) != set(names):
+        found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
+        raise UsageError(f"{what}: expected exactly the keys {sorted(names)}; found {found}")
+    return data
+
+
+def _int(what: str, key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise UsageError(f"{what}.{key}: expected a non-negative integer; found {value!r}")
+    return value
+
+
+def _enum(what: str, key: str, kind: type[Any], value: object) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        valid = ", ".join(member.value for member in kind)
+        raise UsageError(f"{what}.{key}: expected one of {valid}; found {value!r}") from None

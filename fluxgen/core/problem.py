@@ -1,0 +1,182 @@
+"""What is to be computed: the op, its operand types and its size.
+
+Shape notation, everywhere in fluxgen: ``m`` is the *global* number of tokens, ``n`` and ``k`` are
+those of the *local* GEMM.
+
+* ``ag_gemm``: A (m/tp, k) is gathered to (m, k); B is (n, k); D is (m, n).
+* ``gemm_rs``: A (m, k) times B (n, k) gives a partial (m, n), reduced to D (m/tp, n).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from fluxgen.core.dtypes import DType
+from fluxgen.core.errors import UsageError
+
+MAX_DIM = 2**31 - 1
+"""Largest m, n or k: TMA coordinates are 32-bit (strides and offsets are 64-bit)."""
+
+MAX_WORLD = 16
+"""Most ranks of one group: the peer table in the kernel's parameters has so many entries."""
+
+
+class Op(str, enum.Enum):
+    """The fused operations."""
+
+    AG_GEMM = "ag_gemm"
+    GEMM_RS = "gemm_rs"
+
+    @classmethod
+    def parse(cls, text: str) -> Op:
+        """Read an op from text, with ``-`` or ``_``.
+
+        Raises:
+            UsageError: for an unknown op.
+        """
+        key = str(text).strip().lower().replace("-", "_")
+        aliases = {"ag": "ag_gemm", "rs": "gemm_rs"}
+        try:
+            return cls(aliases.get(key, key))
+        except ValueError:
+            raise UsageError(
+                f"op: expected one of {', '.join(o.value for o in cls)}; found {text!r}"
+            ) from None
+
+
+@dataclass(frozen=True, order=True)
+class Signature:
+    """What makes two calls of the same shape different calls.
+
+    Attributes:
+        op: the fused operation.
+        dtype: element type of A and B.
+        out_dtype: element type of D.
+        b_layout: ``"nk"`` (row-major (n, k), as ``nn.Linear`` keeps it) or ``"kn"``.
+        epilogue: ``"none"`` or ``"bias"``.
+        scaling: scaling recipe of the operands, ``"none"`` for 16-bit types.
+        return_gathered: whether the caller also wants the gathered A. It does not change the
+            compiled kernel but may change the best configuration, so records tell it apart.
+    """
+
+    op: Op
+    dtype: DType = DType.BF16
+    out_dtype: DType = DType.BF16
+    b_layout: str = "nk"
+    epilogue: str = "none"
+    scaling: str = "none"
+    return_gathered: bool = False
+
+    def __post_init__(self) -> None:
+        for name, valid in (
+            ("b_layout", ("nk", "kn")),
+            ("epilogue", ("none", "bias")),
+            ("scaling", ("none",)),
+        ):
+            if getattr(self, name) not in valid:
+                raise UsageError(
+                    f"{name}: expected one of {', '.join(valid)}; found {getattr(self, name)!r}"
+                )
+
+    @classmethod
+    def of(cls, op: Op | str, dtype: DType | str = DType.BF16) -> Signature:
+        """The plain signature of ``op`` with inputs and output of ``dtype``."""
+        the_op = op if isinstance(op, Op) else Op.parse(op)
+        the_dtype = dtype if isinstance(dtype, DType) else DType.parse(dtype)
+        return cls(the_op, the_dtype, the_dtype)
+
+    @property
+    def key(self) -> str:
+        """Every field in one stable string: ``ag_gemm/bf16->bf16/nk/none/none/-``."""
+        gathered = "gathered" if self.return_gathered else "-"
+        return (
+            f"{self.op.value}/{self.dtype.value}->{self.out_dtype.value}/{self.b_layout}/"
+            f"{self.epilogue}/{self.scaling}/{gathered}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "op": self.op.value,
+            "dtype": self.dtype.value,
+            "out_dtype": self.out_dtype.value,
+            "b_layout": self.b_layout,
+            "epilogue": self.epilogue,
+            "scaling": self.scaling,
+            "return_gathered": self.return_gathered,
+        }
+
+
+def check_int(name: str, value: object, low: int, high: int = MAX_DIM) -> int:
+    """Return ``value`` if it is an int (no bool, no float, no text) within [low, high].
+
+    Raises:
+        UsageError: naming the argument, the range and the value found.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name}: expected an integer from {low} to {high}; found {value!r}")
+    return value
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One fused op at one size.
+
+    Attributes:
+        signature: op, types, layout and epilogue.
+        m: global tokens (0 is valid: nothing to do). n, k: local GEMM sizes.
+        tp: tensor-parallel ranks, 1 to ``MAX_WORLD``.
+    """
+
+    signature: Signature
+    m: int
+    n: int
+    k: int
+    tp: int
+
+    def __post_init__(self) -> None:
+        check_int("m", self.m, 0)
+        check_int("n", self.n, 1)
+        check_int("k", self.k, 0)
+        check_int("tp", self.tp, 1, MAX_WORLD)
+
+    @property
+    def op(self) -> Op:
+        """The fused operation."""
+        return self.signature.op
+
+    @property
+    def m_local(self) -> int:
+        """Rows of one rank's slab, rounded up when tp does not divide m."""
+        return -(-self.m // self.tp)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the local GEMM."""
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def comm_bytes(self) -> float:
+        """Bytes one rank receives from others: (tp-1)/tp of A (AG) or of the partial D (RS)."""
+        if self.op is Op.AG_GEMM:
+            whole = self.m * self.k * self.signature.dtype.bytes
+        else:
+            whole = self.m * self.n * self.signature.out_dtype.bytes
+        return whole * (self.tp - 1) / self.tp
+
+    @property
+    def key(self) -> str:
+        """Stable text of everything that identifies this problem."""
+        return f"{self.signature.key}/m{self.m}/n{self.n}/k{self.k}/tp{self.tp}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the signature's fields are inlined."""
+        return {
+            **self.signature.to_dict(),
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "tp": self.tp,
+        }

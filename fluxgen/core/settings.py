@@ -2,7 +2,7 @@
 
 | variable | meaning | default |
 | --- | --- | --- |
-| ``FLUXGEN_HOME`` | database, store and Optuna storage | ``$XDG_CACHE_HOME/fluxgen`` or ``~/.cache/fluxgen`` |
+| ``FLUXGEN_HOME`` | database, store, storage | ``~/.cache/fluxgen`` (honours ``XDG_CACHE_HOME``) |
 | ``FLUXGEN_DB`` | tuning database file | ``$FLUXGEN_HOME/tuning.sqlite3`` |
 | ``FLUXGEN_STORE`` | compiled kernels | ``$FLUXGEN_HOME/store`` |
 | ``FLUXGEN_NVCC`` | the nvcc to use | found by :mod:`fluxgen.build.toolchain` |
@@ -39,8 +39,9 @@ class Settings:
             UsageError: ``FLUXGEN_TIMEOUT_S`` is not a positive number.
         """
         e = os.environ if env is None else env
-        base = e.get("XDG_CACHE_HOME") or os.path.join(e.get("HOME") or os.sep + "tmp", ".cache")
-        home = Path(e.get("FLUXGEN_HOME") or os.path.join(base, "fluxgen"))
+        user = Path(e.get("HOME") or f"/tmp/fluxgen-{os.getuid()}")  # noqa: S108
+        base = Path(e.get("XDG_CACHE_HOME") or user / ".cache")
+        home = Path(e.get("FLUXGEN_HOME") or base / "fluxgen")
         text = e.get("FLUXGEN_TIMEOUT_S", "30")
         try:
             timeout = float(text)

@@ -1,0 +1,229 @@
+"""The search space: which kernels may be compiled, which run-time knobs may be set on them.
+
+Every constraint is stated once, in :func:`why_illegal_kernel` (what the compiler or the chip
+refuses) or in :func:`why_illegal` (what a problem on a topology refuses), and its reason is the
+text returned. ``None`` means legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
+from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature
+from fluxgen.core.topology import Gpu, LinkKind, Topology
+
+TILE_M = (64, 128, 256)
+TILE_N = (64, 96, 128, 160, 192, 224, 256)
+TILE_K = (64, 128)
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+MIN_STAGES = 3
+"""Fewer stages cannot hide the latency of a TMA load behind one MMA."""
+MAX_STAGES = 12
+MAX_CHUNKS = 16
+"""Chunks per rank: the flag block of one source has so many entries (``protocol.cuh``)."""
+K_CHUNK_UNIT = 128
+"""K chunks end at multiples of this many elements: a multiple of every ``TILE_K``."""
+TMA_ALIGN = 8
+"""16-bit elements in the 16 bytes that TMA strides and addresses must be multiples of."""
+
+
+def stage_bytes(kernel: KernelConfig, element: int = 2) -> int:
+    """Shared memory of one pipeline stage: one tile of A and one of B."""
+    return (kernel.tile_m + kernel.tile_n) * kernel.tile_k * element
+
+
+def epilogue_tile(kernel: KernelConfig) -> tuple[int, int]:
+    """The subtile (M, N) that the epilogue moves through shared memory at a time."""
+    return 64 if kernel.tile_m == 64 or kernel.schedule is Schedule.PINGPONG else 128, 32
+
+
+def epilogue_bytes(kernel: KernelConfig, element: int = 2) -> int:
+    """Shared memory of the epilogue: at most four store stages of one subtile each."""
+    tile_m, tile_n = epilogue_tile(kernel)
+    subtiles = (kernel.tile_m // tile_m) * (kernel.tile_n // tile_n)
+    return min(4, subtiles) * tile_m * tile_n * element
+
+
+def stage_count(kernel: KernelConfig, smem_kb: int) -> int:
+    """Pipeline stages that fit beside the epilogue and 1 KiB of barriers."""
+    if kernel.stages:
+        return kernel.stages
+    return (smem_kb * 1024 - epilogue_bytes(kernel) - 1024) // stage_bytes(kernel)
+
+
+def accumulator_registers(kernel: KernelConfig) -> int:
+    """Accumulator registers of one MMA thread (fp32)."""
+    threads = 256 if kernel.schedule is Schedule.COOPERATIVE else 128
+    return kernel.tile_m * kernel.tile_n // threads
+
+
+def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> str | None:
+    """Why ``kernel`` cannot be compiled for ``signature`` on ``gpu``, or None if it can."""
+    if gpu.cc != 90:
+        return (
+            f"{gpu.name} is {gpu.arch}: kernels are generated for sm90 (Hopper) only; Ampere "
+            "kernels come in a later release, use the unfused path"
+        )
+    if signature.b_layout != "nk":
+        return f"B layout {signature.b_layout!r}: kernels take row-major (n, k); transpose B"
+    if signature.epilogue != "none":
+        return f"epilogue {signature.epilogue!r}: kernels have no fused epilogue yet"
+    if signature.dtype is not signature.out_dtype:
+        return (
+            f"output type {signature.out_dtype.value} differs from input type "
+            f"{signature.dtype.value}: kernels write the input type"
+        )
+    for name, value, valid in (
+        ("tile_m", kernel.tile_m, TILE_M),
+        ("tile_n", kernel.tile_n, TILE_N),
+        ("tile_k", kernel.tile_k, TILE_K),
+    ):
+        if value not in valid:
+            return f"{name} {value} is not one of {valid}"
+    if (kernel.cluster_m, kernel.cluster_n) not in CLUSTERS:
+        return f"cluster {kernel.cluster_m}x{kernel.cluster_n} is not one of 1x1, 2x1, 1x2, 2x2"
+    if kernel.schedule is Schedule.COOPERATIVE and kernel.tile_m < 128:
+        return f"cooperative splits tile_m over two warpgroups of 64 rows; {kernel.tile_m} < 128"
+    if accumulator_registers(kernel) > 208:
+        return (
+            f"accumulators take {accumulator_registers(kernel)} of a thread's 240 registers: "
+            "over 208 spills"
+        )
+    if kernel.cluster_n == 2 and kernel.tile_m == 64 and kernel.schedule is Schedule.COOPERATIVE:
+        return "a 64-row tile cannot be multicast by two warpgroups"
+    if kernel.stages and not MIN_STAGES <= kernel.stages <= MAX_STAGES:
+        return f"stages {kernel.stages} is outside {MIN_STAGES}..{MAX_STAGES}"
+    fits = stage_count(
+        KernelConfig(
+            kernel.tile_m,
+            kernel.tile_n,
+            kernel.tile_k,
+            kernel.cluster_m,
+            kernel.cluster_n,
+            kernel.schedule,
+        ),
+        gpu.smem_kb,
+    )
+    if max(kernel.stages, MIN_STAGES) > fits:
+        return (
+            f"{max(kernel.stages, MIN_STAGES)} stages of {stage_bytes(kernel)} bytes do not fit "
+            f"{gpu.smem_kb} KiB of shared memory ({fits} do)"
+        )
+    return None
+
+
+def kernel_space(signature: Signature, gpu: Gpu) -> Iterator[KernelConfig]:
+    """Every legal kernel with automatic stages, in a fixed order."""
+    for tile_m, tile_n, tile_k, cluster, schedule in product(
+        TILE_M, TILE_N, TILE_K, CLUSTERS, Schedule
+    ):
+        kernel = KernelConfig(tile_m, tile_n, tile_k, *cluster, schedule)
+        if why_illegal_kernel(signature, gpu, kernel) is None:
+            yield kernel
+
+
+def why_illegal_problem(problem: Problem) -> str | None:
+    """Why no fused kernel can take ``problem``, or None: the full constraint, with values."""
+    element_bytes = problem.signature.dtype.bytes
+    if problem.m == 0 or problem.k == 0:
+        return f"m={problem.m}, k={problem.k}: nothing to launch; a zero size is never launched"
+    if problem.m % problem.tp:
+        return f"m={problem.m} is not a multiple of tp={problem.tp}; pad m or use the unfused path"
+    for name, value in (("n", problem.n), ("k", problem.k)):
+        if value % TMA_ALIGN:
+            return (
+                f"{name}={value}: TMA needs rows of a multiple of 16 bytes, {name} % {TMA_ALIGN} "
+                f"== 0 for {element_bytes}-byte elements; pad {name} or use the unfused path"
+            )
+    return None
+
+
+def why_illegal(
+    problem: Problem, topology: Topology, kernel: KernelConfig, run: RunConfig
+) -> str | None:
+    """Why ``kernel`` with ``run`` cannot compute ``problem`` on ``topology``, or None."""
+    reason = why_illegal_kernel(problem.signature, topology.gpu, kernel) or why_illegal_problem(
+        problem
+    )
+    if reason:
+        return reason
+    world = problem.tp
+    if world != topology.world or world > MAX_WORLD:
+        return f"tp={world} is not the topology's world {topology.world} (at most {MAX_WORLD})"
+    if run.groups and (sum(run.groups) != world or min(run.groups) < 1):
+        return f"groups {run.groups} do not sum to the {world} ranks with at least one in each"
+    rows = problem.m // world
+    if kernel.cluster_m * kernel.tile_m >= 2 * rows and (
+        kernel.cluster_m > 1 or kernel.tile_m > 64
+    ):
+        return (
+            f"a cluster of {kernel.cluster_m} tiles of {kernel.tile_m} rows is at least half "
+            f"padding for slabs of m/tp = {rows} rows"
+        )
+    columns = -(-problem.n // (kernel.cluster_n * kernel.tile_n))
+    if run.panel > columns:
+        return f"panel {run.panel} is wider than the {columns} clusters along n"
+    if not 1 <= run.chunks <= MAX_CHUNKS:
+        return f"chunks {run.chunks} is outside 1..{MAX_CHUNKS}"
+    if run.chunk_axis is ChunkAxis.K:
+        if problem.op is Op.GEMM_RS:
+            return "chunk axis k: an output slab has no k; gemm_rs cuts rows"
+        if run.chunks > max(1, problem.k // K_CHUNK_UNIT):
+            return f"{run.chunks} k chunks of at least {K_CHUNK_UNIT} do not fit k={problem.k}"
+    elif run.chunks > 1:
+        unit = kernel.tile_m * kernel.cluster_m
+        if -(-rows // unit) < run.chunks:
+            return f"{run.chunks} row chunks of at least {unit} rows do not fit m/tp = {rows}"
+    if problem.op is Op.AG_GEMM and run.transport is not Transport.COPY_ENGINE_PULL:
+        return f"transport {run.transport.value} does not carry ag_gemm; use copy_engine_pull"
+    if problem.op is Op.GEMM_RS and run.transport is not Transport.PEER_STORE:
+        return f"transport {run.transport.value} does not carry gemm_rs yet; use peer_store"
+    cluster = kernel.cluster_m * kernel.cluster_n
+    if run.sms and not cluster <= run.sms <= topology.gpu.sm_count:
+        return f"sms {run.sms} is outside {cluster}..{topology.gpu.sm_count}"
+    return None
+
+
+def default_transport(op: Op, link: LinkKind) -> Transport:
+    """The transport an op uses over a link unless a record says otherwise."""
+    del link  # copy-engine drain over PCIe is not generated yet
+    return Transport.COPY_ENGINE_PULL if op is Op.AG_GEMM else Transport.PEER_STORE
+
+
+def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
+    """Arrival groupings worth trying: one group, small-first (AG) or small-last (RS), rank-major."""
+    doubling: list[int] = []
+    left, size = world, 1
+    while left > 0:
+        take = min(size, left)
+        doubling.append(take)
+        left -= take
+        size *= 2
+    if len(doubling) > 1 and doubling[-1] < doubling[-2]:
+        doubling[-2:] = [doubling[-2] + doubling[-1]]
+    shapes = [(world,)]
+    if world > 1:
+        shapes += [tuple(doubling), (1, world - 1)]
+    if world > 2:
+        shapes += [(1,) * world]
+    if world > 3:
+        shapes += [(world // 2, world - world // 2), (2,) * (world // 2) + (1,) * (world % 2)]
+    if op is Op.GEMM_RS:
+        shapes = [shape[::-1] for shape in shapes]
+    return tuple(dict.fromkeys(shapes))
+
+
+def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Iterator[RunConfig]:
+    """Every legal run-time configuration of ``kernel`` for ``problem``, in a fixed order."""
+    transport = default_transport(problem.op, topology.link)
+    axes = (ChunkAxis.M, ChunkAxis.K) if problem.op is Op.AG_GEMM else (ChunkAxis.M,)
+    for groups, panel, axis, chunks in product(
+        group_choices(problem.op, problem.tp), (0, 2, 4, 8, 16), axes, (1, 2, 4, 8)
+    ):
+        if axis is ChunkAxis.K and chunks == 1:
+            continue  # one chunk is one chunk along either axis
+        run = RunConfig(groups, panel, axis, chunks, 0, transport)
+        if why_illegal(problem, topology, kernel, run) is None:
+            yield run

@@ -1,0 +1,57 @@
+"""Topology keys as text: checked before they become a directory's name or a database key."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from fluxgen.core.errors import UsageError
+from fluxgen.core.problem import MAX_WORLD
+from fluxgen.core.topology import GPUS, Gpu, LinkKind, Topology
+
+
+_TOPOLOGY = re.compile(r"(?P<gpu>[a-z0-9][a-z0-9.-]{0,63})-(?P<link>nvlink|pcie)-tp(?P<tp>\d{1,2})")
+
+
+def split_topology(key: object) -> tuple[str, LinkKind, int]:
+    """``h100-sxm-nvlink-tp8`` -> (``h100-sxm``, ``LinkKind.NVLINK``, 8).
+
+    Raises:
+        UsageError: the text is not what ``Topology.key`` makes of a normalised GPU name.
+    """
+    match = _TOPOLOGY.fullmatch(key) if isinstance(key, str) else None
+    if match is None or not 1 <= int(match["tp"]) <= MAX_WORLD or match["tp"].startswith("0"):
+        raise UsageError(
+            "topology: expected <gpu>-<nvlink|pcie>-tp<1..16> with a normalised GPU name, e.g. "
+            f"h100-sxm-nvlink-tp8; found {str(key)[:100]!r}"
+        )
+    return match["gpu"], LinkKind(match["link"]), int(match["tp"])
+
+
+def topology_key(topology: Topology | str) -> str:
+    """The checked key of a topology, or of its key.
+
+    Raises:
+        UsageError: as :func:`split_topology`.
+    """
+    key = topology if isinstance(topology, str) else topology.key
+    split_topology(key)
+    return key
+
+
+def topology_of(key: str, gpus: Mapping[str, Gpu] | None = None, sm_count: int = 0) -> Topology:
+    """A topology with the properties that ``key`` names.
+
+    A GPU outside ``gpus`` and the presets is taken to be a Hopper, the only kind that kernels are
+    generated for, of ``sm_count`` SMs (0: unknown, so not limiting): enough to judge a record
+    without the machine it came from.
+
+    Raises:
+        UsageError: as :func:`split_topology`, or NVLink on a preset without it.
+    """
+    name, link, world = split_topology(key)
+    gpu = (gpus or {}).get(name) or GPUS.get(name)
+    if gpu is None:
+        gpu = dataclasses.replace(GPUS["h100-sxm"], name=name, sm_count=sm_count or 1024)
+    return Topology.of(gpu, link, world)

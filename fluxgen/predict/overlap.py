@@ -1,0 +1,166 @@
+"""The timeline of one fused op: which tile waits for which chunk, and what stays exposed.
+
+A persistent kernel gives slot s the clusters s, s + S, s + 2 S, ... of the walk. So if the first
+cluster that needs a chunk is number i of T, and the chunk arrives at time a, the slot that owns
+it cannot end before ``a + wave * ceil((T - i) / S)``, and no other slot that needs the chunk ends
+later. The kernel's time is the maximum over all chunks: no simulation is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.errors import UsageError
+from fluxgen.core.problem import Op, Problem
+from fluxgen.core.topology import Topology
+from fluxgen.predict import constants as c
+from fluxgen.predict.gemm import GemmTime, Grid, gemm_time, library_gemm_us
+from fluxgen.predict.link import nccl_us, pull_arrivals, store_rate, transfer_us
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted times of one call, microseconds.
+
+    Attributes:
+        time_us: the whole call.
+        gemm_us: the GEMM alone, with all its data present.
+        comm_us: the communication alone.
+        exposed_us: what the call takes beyond its GEMM.
+        reduce_us: gemm_rs: the reduction pass (part of ``exposed_us``).
+        waves: waves of the persistent kernel (0: not modelled, the library's GEMM).
+        padding: share of the computed tiles that lies outside the problem, 0 to 1.
+    """
+
+    time_us: float
+    gemm_us: float
+    comm_us: float
+    exposed_us: float
+    reduce_us: float = 0.0
+    waves: int = 0
+    padding: float = 0.0
+
+
+def predict(
+    problem: Problem, topology: Topology, kernel: KernelConfig, run: RunConfig
+) -> Prediction:
+    """Time of ``problem`` by the fused ``kernel`` with ``run``; legality is the caller's matter.
+
+    Raises:
+        UsageError: nothing to compute (m or k is 0), or tp is not the topology's world.
+    """
+    _check(problem, topology)
+    rows = problem.m_local
+    gemm = gemm_time(
+        rows, problem.n, problem.k, problem.tp, run.groups, run.panel, kernel, topology.gpu,
+        run.sms, problem.signature.dtype.bytes,
+    ).scaled(c.FUSED_GEMM_OVERHEAD)  # fmt: skip
+    fixed = c.LAUNCH_US + (c.FUSED_FIXED_US if problem.tp > 1 else 0.0)
+    reduce_us = 0.0
+    if problem.op is Op.AG_GEMM:
+        body, comm = _gather_timeline(problem, topology, gemm, run)
+    else:
+        body, comm, reduce_us = _scatter_timeline(problem, topology, gemm, run)
+    time_us = body + fixed
+    grid = gemm.grid
+    area = grid.total * kernel.tile_m * kernel.cluster_m * kernel.tile_n * kernel.cluster_n
+    return Prediction(
+        time_us=time_us,
+        gemm_us=gemm.time_us,
+        comm_us=comm,
+        exposed_us=time_us - gemm.time_us,
+        reduce_us=reduce_us,
+        waves=grid.waves,
+        padding=1 - problem.m * problem.n / area,
+    )
+
+
+def predict_baseline(problem: Problem, topology: Topology) -> Prediction:
+    """Time of the unfused path: the library's GEMM and NCCL's collective, one after the other.
+
+    Raises:
+        UsageError: nothing to compute (m or k is 0), or tp is not the topology's world.
+    """
+    _check(problem, topology)
+    element = problem.signature.dtype.bytes
+    gemm = library_gemm_us(problem.m, problem.n, problem.k, topology.gpu, element)
+    comm = nccl_us(problem.comm_bytes, topology)
+    return Prediction(gemm + comm, gemm, comm, comm)
+
+
+def _check(problem: Problem, topology: Topology) -> None:
+    if problem.m == 0 or problem.k == 0:
+        raise UsageError(
+            f"predict: expected a problem with m and k above 0; found m={problem.m}, "
+            f"k={problem.k}: nothing is computed for it"
+        )
+    if problem.tp != topology.world:
+        raise UsageError(
+            f"predict: expected tp to be the topology's world; found tp={problem.tp} and "
+            f"{topology.key}"
+        )
+
+
+def first_need(grid: Grid, groups: Sequence[int], panel: int, visit: int, row: int) -> int:
+    """Position in the walk of the first cluster that touches ``row`` of the ``visit``-th slab."""
+    begin = 0
+    for ranks in groups:
+        if visit < begin + ranks:
+            break
+        begin += ranks
+    width = min(panel or grid.columns, grid.columns)
+    return begin * grid.rows * grid.columns + ((visit - begin) * grid.rows + row) * width
+
+
+def _gather_timeline(
+    problem: Problem, topology: Topology, gemm: GemmTime, run: RunConfig
+) -> tuple[float, float]:
+    """(kernel, communication) of ag_gemm, microseconds after the launch."""
+    if problem.tp == 1:
+        return gemm.time_us, 0.0
+    grid, end = gemm.grid, gemm.time_us
+    groups = run.groups or (problem.tp,)
+    slab = problem.m_local * problem.k * problem.signature.dtype.bytes
+    arrivals = pull_arrivals(slab, run.chunks, run.chunk_axis, topology)
+    by_k = run.chunk_axis is ChunkAxis.K
+    for visit, chunk, arrival in arrivals:
+        row = 0 if by_k else chunk * grid.rows // run.chunks
+        position = first_need(grid, groups, run.panel, visit, row)
+        done = chunk / run.chunks if by_k else 0.0  # share of the tile computed before the wait
+        end = max(end, arrival + gemm.rest_us(position, done))
+    return end, arrivals[-1][2]
+
+
+def _scatter_timeline(
+    problem: Problem, topology: Topology, gemm: GemmTime, run: RunConfig
+) -> tuple[float, float, float]:
+    """(whole, communication, reduction) of gemm_rs, microseconds after the launch.
+
+    Remote slabs are visited first, the own slab last, so that its tiles hide the last stores. The
+    link is a queue that is fed one wave of tiles at a time at a constant rate, so it ends by the
+    bound of its first or of its last wave.
+    """
+    if problem.tp == 1:
+        return gemm.time_us, 0.0, 0.0
+    grid = gemm.grid
+    rate = store_rate(topology, run.transport)
+    comm = transfer_us(problem.comm_bytes, topology, rate)
+    width = min(run.panel or grid.columns, grid.columns)
+    last_panel = grid.columns - (grid.columns - 1) // width * width
+    alone = run.groups[-1:] == (1,)
+    remote = grid.total - grid.rows * (grid.columns if alone else last_panel)
+    waves = -(-remote // grid.slots)
+    burst = comm * (1 - (waves - 1) * grid.slots / remote)
+    body = gemm.time_us - gemm.once_us
+    sent = topology.latency_us + max(
+        gemm.wave_us + comm, gemm.wave_us * waves + burst, body * remote / grid.total
+    )
+    out_bytes = problem.signature.out_dtype.bytes * problem.n
+    moved = out_bytes * (problem.m + problem.m_local)
+    reduce_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
+    # The reduction follows the GEMM in stream order and walks chunks as they arrive.
+    tail = reduce_us / run.chunks
+    finish = max(gemm.time_us + reduce_us, sent + tail) + c.LAUNCH_US
+    return finish, comm, reduce_us

@@ -1,0 +1,183 @@
+"""What must hold of the model whatever its constants."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluxgen.codegen.space import kernel_space, run_space
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
+from fluxgen.core.errors import UsageError
+from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.record import Provenance, Record
+from fluxgen.core.topology import GPUS, Topology
+from fluxgen.predict import predict, predict_baseline, predict_step
+from fluxgen.predict.gemm import Grid, gemm_time
+from fluxgen.predict.link import nccl_us, pull_arrivals
+from fluxgen.predict.overlap import first_need
+
+H100 = Topology.of("h100-sxm", "nvlink", 8)
+KERNELS = list(kernel_space(Signature.of("ag_gemm"), H100.gpu))
+
+ops = st.sampled_from(list(Op))
+problems = st.builds(
+    lambda op, rows, n, k: Problem(Signature.of(op), 8 * rows, 8 * n, 8 * k, 8),
+    ops, st.integers(1, 2048), st.integers(1, 2048), st.integers(16, 2048),
+)  # fmt: skip
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> tuple[Problem, KernelConfig, RunConfig]:
+    problem = draw(problems)
+    kernel = draw(st.sampled_from(KERNELS))
+    groups = draw(st.sampled_from([(), (8,), (1, 7), (1, 2, 5), (5, 2, 1), (1,) * 8]))
+    axis = draw(st.sampled_from(list(ChunkAxis))) if problem.op is Op.AG_GEMM else ChunkAxis.M
+    transport = Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
+    panel = draw(st.sampled_from([0, 2, 8]))
+    chunks = draw(st.sampled_from([1, 2, 4]))
+    return problem, kernel, RunConfig(groups, panel, axis, chunks, 0, transport)
+
+
+@settings(max_examples=150, deadline=None)
+@given(candidates(), st.floats(1.0, 4.0))
+def test_more_bandwidth_is_never_slower(candidate, factor: float) -> None:
+    faster = replace(H100, bandwidth_gbs=H100.bandwidth_gbs * factor)
+    assert predict(*_on(candidate, faster)).time_us <= predict(*_on(candidate, H100)).time_us + 1e-9
+
+
+@settings(max_examples=150, deadline=None)
+@given(candidates(), st.integers(4, 131))
+def test_more_sms_are_never_slower(candidate, sms: int) -> None:
+    problem, kernel, run = candidate
+    few = predict(problem, H100, kernel, replace(run, sms=sms)).time_us
+    more = predict(problem, H100, kernel, replace(run, sms=sms + 1)).time_us
+    assert more <= few * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(candidates(), st.integers(1, 512))
+def test_more_rows_are_never_faster(candidate, extra: int) -> None:
+    problem, kernel, run = candidate
+    bigger = replace(problem, m=problem.m + 8 * extra)
+    assert predict(problem, H100, kernel, run).time_us <= predict(
+        bigger, H100, kernel, run
+    ).time_us * (1 + 1e-9)
+    assert predict_baseline(problem, H100).time_us <= predict_baseline(bigger, H100).time_us * (
+        1 + 1e-9
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(candidates())
+def test_predictions_are_finite_and_consistent(candidate) -> None:
+    problem, kernel, run = candidate
+    p = predict(problem, H100, kernel, run)
+    assert math.isfinite(p.time_us)
+    assert p.time_us >= p.gemm_us > 0
+    assert p.exposed_us == pytest.approx(p.time_us - p.gemm_us)
+    assert 0 <= p.padding < 1
+    flops = problem.flops / (p.gemm_us * 1e-6) / 1e12
+    assert flops < H100.gpu.tflops
+
+
+def _on(candidate, topology: Topology):
+    problem, kernel, run = candidate
+    return problem, topology, kernel, run
+
+
+def test_a_cluster_larger_than_the_slab_costs_twice() -> None:
+    """m/tp = 128 rows and a 2x1 cluster of 128-row tiles: half the work is padding."""
+    padded = gemm_time(128, 6144, 12288, 8, (8,), 4, KernelConfig(128, 128, 64, 2, 1), H100.gpu, 0)
+    fitting = gemm_time(128, 6144, 12288, 8, (8,), 4, KernelConfig(128, 128, 64), H100.gpu, 0)
+    assert padded.time_us / fitting.time_us == pytest.approx(2.0, rel=0.15)
+    problem = Problem(Signature.of("ag_gemm"), 1024, 6144, 12288, 8)
+    half = predict(problem, H100, KernelConfig(128, 128, 64, 2, 1), RunConfig((8,), 4))
+    assert half.padding == pytest.approx(0.5)
+
+
+def test_waves_are_counted_on_the_target() -> None:
+    kernel = KernelConfig(128, 256, 64, 1, 1, Schedule.COOPERATIVE)
+    for name, waves in (("h100-sxm", 2), ("h100-pcie", 2), ("h20", 3)):
+        gpu = GPUS[name]
+        assert gemm_time(1024, 6144, 4096, 1, (1,), 0, kernel, gpu, 0).grid.waves == waves, name
+    assert gemm_time(1024, 6144, 4096, 1, (1,), 0, kernel, GPUS["h20"], 0).grid.total == 192
+
+
+def test_the_walk_matches_the_drawing_in_the_tile_order_header() -> None:
+    grid = Grid(rows=2, columns=5, slabs=4, slots=132)
+    assert [first_need(grid, (1, 3), 2, visit, 0) for visit in range(4)] == [0, 10, 14, 18]
+    assert first_need(grid, (1, 3), 2, 1, 1) == 12
+    assert first_need(grid, (4,), 0, 3, 1) == 35
+
+
+def test_chunks_arrive_in_ring_order() -> None:
+    topology = replace(H100, world=3)
+    by_rows = pull_arrivals(1e6, 2, ChunkAxis.M, topology)
+    assert [(v, c) for v, c, _ in by_rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    by_k = pull_arrivals(1e6, 2, ChunkAxis.K, topology)
+    assert [(v, c) for v, c, _ in by_k] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    times = [t for *_, t in by_k]
+    assert times == sorted(times)
+    assert by_rows[-1][2] >= 2e6 / (topology.bandwidth_gbs * 1e3)
+
+
+def test_one_rank_communicates_nothing() -> None:
+    alone = replace(H100, world=1)
+    for op in Op:
+        problem = Problem(Signature.of(op), 1024, 1024, 1024, 1)
+        assert predict(problem, alone, KERNELS[0], RunConfig()).comm_us == 0
+        assert predict_baseline(problem, alone).comm_us == 0
+    assert nccl_us(1e6, alone) == 0
+
+
+def test_wrong_requests_are_refused() -> None:
+    empty = Problem(Signature.of("ag_gemm"), 0, 1024, 1024, 8)
+    with pytest.raises(UsageError, match="m=0"):
+        predict(empty, H100, KERNELS[0], RunConfig())
+    with pytest.raises(UsageError, match="tp=4"):
+        predict_baseline(Problem(Signature.of("ag_gemm"), 64, 1024, 1024, 4), H100)
+
+
+def test_every_preset_has_a_baseline() -> None:
+    for gpu in GPUS.values():
+        link = "nvlink" if gpu.nvlink_gbs else "pcie"
+        topology = Topology.of(gpu, link, 4)
+        p = predict_baseline(Problem(Signature.of("gemm_rs"), 4096, 4096, 4096, 4), topology)
+        rate = 2 * 4096**3 / (p.gemm_us * 1e-6) / 1e12
+        assert 0.3 * gpu.tflops < rate < gpu.tflops, gpu.name
+
+
+def test_a_prediction_is_fast() -> None:
+    problem = Problem(Signature.of("ag_gemm"), 4096, 6144, 12288, 8)
+    pairs = [
+        (kernel, run)
+        for kernel in KERNELS[:20]
+        for run in islice(run_space(problem, H100, kernel), 50)
+    ]
+    start = time.process_time()
+    for kernel, run in pairs:
+        predict(problem, H100, kernel, run)
+    assert (time.process_time() - start) / len(pairs) < 200e-6
+
+
+def test_step_adds_up_records_and_predictions() -> None:
+    problem = Problem(Signature.of("ag_gemm"), 4096, 6144, 12288, 8)
+    empty = replace(problem, m=0)
+    record = Record(problem, H100.key, KERNELS[0], RunConfig(), 100.0, 150.0, Provenance.MEASURED)
+    step = predict_step(H100, [(problem, 2, record), (problem, 1, None), (empty, 1, None)])
+    base = predict_baseline(problem, H100).time_us
+    assert step.fused_us == pytest.approx(200 + base)
+    assert step.unfused_us == pytest.approx(300 + base)
+    assert step.speedup == pytest.approx((300 + base) / (200 + base))
+    assert [row[2] for row in step.rows] == [100.0, base, 0.0]
+    with pytest.raises(UsageError, match="count"):
+        predict_step(H100, [(problem, -1, record)])
+    untimed = replace(record, time_us=0.0, baseline_us=0.0)
+    row = predict_step(H100, [(problem, 1, untimed)]).rows[0]
+    assert row[2] == pytest.approx(predict(problem, H100, KERNELS[0], RunConfig()).time_us)

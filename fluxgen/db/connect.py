@@ -92,9 +92,8 @@ def query(path: Path, work: Callable[[sqlite3.Connection], T], busy_s: float = B
             if not _says(error, "unable to open", "readonly database"):
                 raise
         # WAL needs a writable directory, even to read. Without one nobody writes the file either.
-        wal = path.with_name(path.name + "-wal")
-        if wal.exists() and wal.stat().st_size:
-            _log.warning("%s: read-only; newest records in %s cannot be read", path, wal.name)
+        if _has_log(path):
+            _log.warning("%s: read-only; its newest records, in %s-wal, are ignored", path, path)
         return attempt("mode=ro&immutable=1")
 
     return _persist(path, with_fallback, busy_s)
@@ -117,11 +116,29 @@ def check(path: Path, busy_s: float = BUSY_S) -> None:
 
 def damaged(path: Path, detail: str) -> DatabaseError:
     """The error for a file that is not, or no longer, a tuning database."""
-    old, new = shlex.quote(str(path)), shlex.quote(f"{path}.corrupt")
+    moves = _move(path, f"{path}.corrupt")
+    if _has_log(path):
+        moves += " && " + _move(_log_of(path), f"{path}.corrupt-wal")
     return DatabaseError(
         f"{path}: expected a fluxgen tuning database; found {detail}. It is left as it is; to "
-        f"start afresh, move it away: mv {old} {new}"
+        f"start afresh, move it away: {moves}"
     )
+
+
+def _move(old: Path, new: str) -> str:
+    return f"mv {shlex.quote(str(old))} {shlex.quote(new)}"
+
+
+def _log_of(path: Path) -> Path:
+    """SQLite's write-ahead log beside a database: committed pages not yet in the file itself."""
+    return path.with_name(path.name + "-wal")
+
+
+def _has_log(path: Path) -> bool:
+    try:
+        return _log_of(path).stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _exists(path: Path) -> bool:
@@ -137,6 +154,8 @@ def _exists(path: Path) -> bool:
         raise DatabaseError(f"{path}: expected a tuning database file; found a device or pipe")
     if status.st_size < 512:  # SQLite's smallest page; it takes shorter files for empty databases
         raise damaged(path, f"a file of {status.st_size} bytes, too short for one")
+    if status.st_size % 512 and not _has_log(path):  # SQLite would read the rest as zeros
+        raise damaged(path, f"a file of {status.st_size} bytes, cut off within a page")
     return True
 
 
@@ -163,6 +182,12 @@ def _identify(path: Path, connection: sqlite3.Connection) -> int:
 
 
 def _create(path: Path) -> None:
+    if _has_log(path) and not path.exists():  # asked last: another process may be creating it
+        # SQLite would replay a lost database's log into the new one.
+        raise DatabaseError(
+            f"{path}: the database is gone but its log is not. Bring it back, or move the log "
+            f"away: {_move(_log_of(path), f'{path}.corrupt-wal')}"
+        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,9 @@ from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import MAX_WORLD
 from fluxgen.core.topology import GPUS, Gpu, LinkKind, Topology
 
-
-_TOPOLOGY = re.compile(r"(?P<gpu>[a-z0-9][a-z0-9.-]{0,63})-(?P<link>nvlink|pcie)-tp(?P<tp>\d{1,2})")
+_TOPOLOGY = re.compile(
+    r"(?P<gpu>[a-z0-9][a-z0-9.-]{0,63})-(?P<link>nvlink|pcie)-tp(?P<tp>[1-9][0-9]?)", re.ASCII
+)
 
 
 def split_topology(key: object) -> tuple[str, LinkKind, int]:
@@ -21,7 +22,7 @@ def split_topology(key: object) -> tuple[str, LinkKind, int]:
         UsageError: the text is not what ``Topology.key`` makes of a normalised GPU name.
     """
     match = _TOPOLOGY.fullmatch(key) if isinstance(key, str) else None
-    if match is None or not 1 <= int(match["tp"]) <= MAX_WORLD or match["tp"].startswith("0"):
+    if match is None or not 1 <= int(match["tp"]) <= MAX_WORLD:
         raise UsageError(
             "topology: expected <gpu>-<nvlink|pcie>-tp<1..16> with a normalised GPU name, e.g. "
             f"h100-sxm-nvlink-tp8; found {str(key)[:100]!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import threading
@@ -140,10 +141,15 @@ def compile(
         scratch.mkdir(parents=True, exist_ok=True)
         library.unlink(missing_ok=True)
         (out_dir / CU).write_text(source.text, "utf-8")
-        with log_path.open("wb") as log:
-            status = _run(source, args, log, scratch, timeout, cancel)
-        with log_path.open("rb") as log:
-            text = log.read(_LOG_LIMIT).decode("utf-8", "replace")
+        # In memory first: on a full disk the message that says so could not be written either.
+        with os.fdopen(os.memfd_create("nvcc-log"), "w+b") as log:
+            try:
+                status = _run(source, args, log, scratch, timeout, cancel)
+            finally:
+                log.seek(0)
+                data = log.read(_LOG_LIMIT)
+                log_path.write_bytes(data)
+        text = data.decode("utf-8", "replace")
     except OSError as error:
         raise _cannot_write(out_dir, error) from error
     finally:

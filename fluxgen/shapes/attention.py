@@ -87,7 +87,7 @@ def read_attention(
 
     global_dim = config.integer(("global_head_dim",))
     global_kv = config.integer(("num_global_key_value_heads",), MAX_COUNT)
-    if (global_dim is None and global_kv is None) or not full:
+    if global_dim is None and global_kv is None:
         return (block,) if count else ()
     if config.items("layer_types") is None:
         raise UnsupportedError(

@@ -162,7 +162,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA3,
-    "gemma4_text": _GEMMA,
+    "gemma4_text": replace(_GEMMA, nested={"global_head_dim": 512}),
     "phi3": Family(),
     "phi": replace(_PLAIN, parallel=ON),
     "phi-msft": replace(_GPT2, parallel=ON),

@@ -136,7 +136,10 @@ def analyse(
     if any(gemm.bias and gemm.op is Op.GEMM_RS for gemm in found):
         notes.append("the bias of o or down/fc2 is added once, after the reduction")
     if dims.quantization is not None:
-        notes.append(f"quantised: {dims.quantization.describe()}; shapes are of its 16-bit form")
+        warnings.append(
+            f"unsupported quantisation: {dims.quantization.describe()}; fused kernels multiply "
+            "16-bit types, so the shapes are those of the 16-bit form"
+        )
         warnings += _cut_blocks(dims.quantization, found, tp)
     return ModelGemms(
         dims=dims,
@@ -244,7 +247,7 @@ def _lm_head(dims: ModelDims, tp: int) -> LayerGemm:
 
 
 def _cut_blocks(quantization: Quantization, gemms: list[LayerGemm], tp: int) -> list[str]:
-    """Where a shard's edge falls inside a block of scales; a whole weight may end in part of one."""
+    """Where a shard's edge cuts a block of scales; a whole weight may end in part of one."""
     warnings = []
     for gemm in gemms:
         if tp == 1 or not gemm.sharded or not quantization.affects(*_modules(gemm.name)):
@@ -256,9 +259,8 @@ def _cut_blocks(quantization: Quantization, gemms: list[LayerGemm], tp: int) -> 
         if cut:
             warnings.append(
                 f"{gemm.name}: a rank's {', '.join(map(str, cut))} along {'N' if along_n else 'K'} "
-                f"is not a multiple of the {quantization.method} block {block}: unsupported "
-                f"quantisation, not shardable at tp={tp} without re-quantising; the shapes hold "
-                "for 16-bit weights"
+                f"is not a multiple of the {quantization.method} block {block}: "
+                f"quantised, this is not shardable at tp={tp}"
             )
     return warnings
 

@@ -51,9 +51,12 @@ def transact(path: Path, work: Callable[[sqlite3.Connection], T], busy_s: float 
         _create(path)
 
     def attempt() -> T:
-        with contextlib.closing(_open(path, "mode=rw", busy_s)) as connection:
+        # Looked at read-only first: opened for writing, SQLite would tidy up beside a foreign file.
+        with contextlib.closing(_open(path, "mode=ro", busy_s)) as connection:
             _identify(path, connection)
+        with contextlib.closing(_open(path, "mode=rw", busy_s)) as connection:
             connection.execute("BEGIN IMMEDIATE")
+            _identify(path, connection)
             migrated = migrate(connection)
             result = work(connection)  # an exception closes the connection, which rolls back
             connection.execute("COMMIT")
@@ -253,7 +256,8 @@ def _persist(path: Path, attempt: Callable[[], T], busy_s: float) -> T:
 
 
 def _explained(path: Path, error: sqlite3.Error) -> DatabaseError:
-    if _says(error, "readonly database"):
+    shut = os.access(path, os.R_OK) and not os.access(path.parent, os.W_OK)
+    if _says(error, "readonly database") or (shut and _says(error, "unable to open")):
         return DatabaseError(
             f"{path}: read-only; records cannot be written. Make it and its directory writable, "
             "or set FLUXGEN_DB to another path"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -145,11 +146,11 @@ def compile(
         with os.fdopen(os.memfd_create("nvcc-log"), "w+b") as log:
             try:
                 status = _run(source, args, log, scratch, timeout, cancel)
-            finally:
-                log.seek(0)
-                data = log.read(_LOG_LIMIT)
-                log_path.write_bytes(data)
-        text = data.decode("utf-8", "replace")
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    _save(log, log_path)
+                raise
+            text = _save(log, log_path)
     except OSError as error:
         raise _cannot_write(out_dir, error) from error
     finally:
@@ -161,6 +162,13 @@ def compile(
     if not library.is_file() or library.stat().st_size == 0:
         raise CompileError(f"{source.name}: nvcc succeeded but wrote no library", log_path)
     return Compiled(library, log_path, facts, time.monotonic() - began)
+
+
+def _save(log: IO[bytes], path: Path) -> str:
+    log.seek(0)
+    data = log.read(_LOG_LIMIT)
+    path.write_bytes(data)
+    return data.decode("utf-8", "replace")
 
 
 def _arguments(source: Source, toolchain: Toolchain, out_dir: Path) -> list[str]:
@@ -182,8 +190,8 @@ def _arguments(source: Source, toolchain: Toolchain, out_dir: Path) -> list[str]
 
 
 def _check_path(path: Path) -> None:
-    # nvcc splits paths at commas and hands the rest to sh inside double quotes.
-    bad = sorted(set(str(path)) & set(',"$`\\\n'))
+    # nvcc splits paths at commas, eats single quotes, and hands the rest to sh in double quotes.
+    bad = sorted(set(str(path)) & set(",\"'$`\\\n"))
     if bad:
         raise ToolchainError(
             f"path {str(path)!r}: expected one that nvcc can take; found {' '.join(map(repr, bad))}"

@@ -58,6 +58,17 @@ for what, *rest in todo:
         try: os.close(os.open(at("slept"), os.O_CREAT | os.O_EXCL))
         except FileExistsError: continue
         time.sleep(float(arg))
+    elif what == "gate":
+        # Until so many compile at once, or a file named so is there.
+        end = time.monotonic() + 15
+        while not (len(open(at("calls")).readlines()) >= int(arg) if arg.isdigit()
+                   else os.path.exists(at(arg))):
+            if time.monotonic() > end: print("error: nobody came"); sys.exit(3)
+            time.sleep(0.01)
+    elif what == "alone":
+        try: os.mkdir(at("alone"))
+        except FileExistsError: print("error: not alone"); sys.exit(3)
+        time.sleep(float(arg)); os.rmdir(at("alone"))
     elif what == "child":
         child = subprocess.Popen(["sleep", arg]); append("calls", str(child.pid)); child.wait()
     elif what == "print": print(arg, flush=True)

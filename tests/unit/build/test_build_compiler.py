@@ -185,7 +185,7 @@ def test_nvcc_gone(fake: Fake) -> None:
         compile(fake.source(), found, fake.base / "out")
 
 
-@pytest.mark.parametrize("name", ["a,b", 'a"b', "a$(touch x)b", "a`b", "a\\b"])
+@pytest.mark.parametrize("name", ["a,b", "it's", 'a"b', "a$(touch x)b", "a`b", "a\\b"])
 def test_paths_nvcc_would_hand_to_a_shell(fake: Fake, name: str) -> None:
     with pytest.raises(ToolchainError, match="expected one that nvcc can take"):
         compile(fake.source(), fake.toolchain, fake.base / name)

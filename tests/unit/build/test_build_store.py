@@ -390,12 +390,19 @@ def test_eight_processes_compile_once(fake: Fake) -> None:
 
 def test_waiters_share_the_failure_they_waited_for(fake: Fake) -> None:
     code = """
+tools, bad = toolchain(), source("gate go", "print kernel.cu(1): error: bad", "exit 2")
+print("ready", flush=True)
 try:
-    store.build(source("sleep 1.5", "print kernel.cu(1): error: bad", "exit 2"), toolchain())
+    store.build(bad, tools)
 except Exception as error:
     print(error)
 """
     builders = [fake.spawn(code) for _ in range(4)]
+    for builder in builders:
+        assert builder.stdout is not None and builder.stdout.readline() == "ready\n"
+    until(lambda: fake.pids)
+    time.sleep(0.5)
+    (fake.cuda / "go").touch()
     out = [builder.communicate(timeout=50)[0] for builder in builders]
     assert all("kernel.cu(1): error: bad" in text and "build.log" in text for text in out)
     assert len(fake.pids) == 1

@@ -193,7 +193,7 @@ def default_transport(op: Op, link: LinkKind) -> Transport:
 
 
 def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
-    """Arrival groupings worth trying: one group, small-first (AG) or small-last (RS), rank-major."""
+    """Arrival groupings worth trying: one group, small first (AG) or last (RS), rank-major."""
     doubling: list[int] = []
     left, size = world, 1
     while left > 0:
@@ -203,7 +203,7 @@ def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
         size *= 2
     if len(doubling) > 1 and doubling[-1] < doubling[-2]:
         doubling[-2:] = [doubling[-2] + doubling[-1]]
-    shapes = [(world,)]
+    shapes: list[tuple[int, ...]] = [(world,)]
     if world > 1:
         shapes += [tuple(doubling), (1, world - 1)]
     if world > 2:

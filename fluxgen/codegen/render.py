@@ -1,0 +1,100 @@
+"""Templates to text: the only importer of Jinja2.
+
+A rendered source only includes a header, names one configuration and exports it. Rendering is a
+pure function of its arguments: the same call gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import jinja2
+
+from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.core.errors import RenderError, UnsupportedError
+from fluxgen.core.problem import Op, Signature
+from fluxgen.core.settings import data_dir
+
+_OPS = {Op.AG_GEMM: "FLUXGEN_AG_GEMM", Op.GEMM_RS: "FLUXGEN_GEMM_RS"}
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One generated source.
+
+    Attributes:
+        name: file stem and kernel id, e.g. ``ag_gemm_bf16_sm90_128x192x64_2x1_pingpong_auto``.
+        text: the ``.cu`` source.
+        arch: ``sm90``.
+    """
+
+    name: str
+    text: str
+    arch: str
+
+
+def kernel_name(signature: Signature, arch: str, kernel: KernelConfig) -> str:
+    """The id of a compiled kernel: everything that is compiled in, nothing else."""
+    return f"{signature.op.value}_{signature.dtype.value}_{arch}_{kernel.name}"
+
+
+@lru_cache(maxsize=8)
+def _environment(root: Path) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(root),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  C++, not HTML; every value is an int or from a fixed table
+    )
+
+
+def render_template(template: str, values: dict[str, object], root: Path | None = None) -> str:
+    """Render one template with exactly ``values``.
+
+    Raises:
+        RenderError: the template is missing, broken, or uses a name that has no value.
+    """
+    try:
+        return _environment(root or data_dir("templates")).get_template(template).render(values)
+    except jinja2.TemplateError as error:
+        raise RenderError(f"template {template}: {type(error).__name__}: {error}") from error
+
+
+def render_kernel(
+    signature: Signature, arch: str, kernel: KernelConfig, root: Path | None = None
+) -> Rendered:
+    """The source of one fused GEMM.
+
+    Raises:
+        UnsupportedError: no template for ``arch``. RenderError: see :func:`render_template`.
+    """
+    if arch != "sm90":
+        raise UnsupportedError(
+            f"arch {arch}: expected sm90; Ampere kernels come in a later release"
+        )
+    name = kernel_name(signature, arch, kernel)
+    text = render_template(
+        f"gemm_{arch}.cu.j2",
+        {
+            "name": name,
+            "op": _OPS[signature.op],
+            "element": signature.dtype.cutlass,
+            "tile_m": kernel.tile_m,
+            "tile_n": kernel.tile_n,
+            "tile_k": kernel.tile_k,
+            "cluster_m": kernel.cluster_m,
+            "cluster_n": kernel.cluster_n,
+            "cooperative": "true" if kernel.schedule is Schedule.COOPERATIVE else "false",
+            "stages": kernel.stages,
+        },
+        root,
+    )
+    return Rendered(name, text, arch)
+
+
+def render_support(arch: str, root: Path | None = None) -> Rendered:
+    """The source of the support kernels (begin, wait, reduce), one library per architecture."""
+    name = f"support_{arch}"
+    return Rendered(name, render_template("support.cu.j2", {"name": name}, root), arch)

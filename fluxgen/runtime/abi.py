@@ -1,0 +1,157 @@
+"""The C ABI of compiled libraries as ctypes: mirrors ``templates/include/fluxgen/abi.h``.
+
+A test compiles the header and compares every size and offset with these.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+
+ABI_VERSION = 1
+MAX_WORLD = 16
+MAX_CHUNKS = 16
+
+EPOCH_OFFSET = 0
+ABORTED_OFFSET = 4
+READY_OFFSET = 256
+ARRIVED_OFFSET = 512
+GATHERED_OFFSET = 1536
+COUNTERS_OFFSET = 2560
+DATA_OFFSET = 4096
+"""Byte offsets inside a workspace; drawn in ``protocol.cuh``."""
+
+OPS = {"ag_gemm": 0, "gemm_rs": 1}
+OP_NAMES = {0: "ag_gemm", 1: "gemm_rs", 2: "gemm_rs (reduction)", 3: "ag_gemm (transport)"}
+DTYPES = {"bf16": 0, "fp16": 1}
+CHUNK_AXES = {"m": 0, "k": 1}
+
+
+class _Struct(ct.Structure):
+    """A versioned argument struct: the first two fields are filled in on construction."""
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(**fields)
+        if hasattr(self, "abi_version"):
+            self.abi_version = ABI_VERSION
+            self.struct_size = ct.sizeof(type(self))
+
+
+class Report(ct.Structure):
+    """``fluxgen_report``: what a wait that passed its deadline leaves."""
+
+    _fields_ = [
+        (name, ct.c_uint32)
+        for name in ("code", "op", "rank", "peer", "chunk", "expected", "seen", "reserved")
+    ]
+
+
+class Group(ct.Structure):
+    """``fluxgen_group``: one rank's view of its group."""
+
+    _fields_ = [
+        ("world", ct.c_int32),
+        ("rank", ct.c_int32),
+        ("half_bytes", ct.c_int64),
+        ("peers", ct.c_void_p * MAX_WORLD),
+        ("timeout_ns", ct.c_uint64),
+        ("report", ct.c_void_p),
+    ]
+
+
+_VERSION = [("abi_version", ct.c_uint32), ("struct_size", ct.c_uint32)]
+
+
+class GemmArgs(_Struct):
+    """``fluxgen_gemm_args``."""
+
+    _fields_ = [
+        *_VERSION,
+        ("group", Group),
+        ("rows", ct.c_int64),
+        ("n", ct.c_int64),
+        ("k", ct.c_int64),
+        ("a", ct.c_void_p),
+        ("a_row_stride", ct.c_int64),
+        ("b", ct.c_void_p),
+        ("b_row_stride", ct.c_int64),
+        ("d", ct.c_void_p),
+        ("d_row_stride", ct.c_int64),
+        ("chunk_axis", ct.c_int32),
+        ("group_count", ct.c_int32),
+        ("groups", ct.c_int32 * MAX_WORLD),
+        ("panel", ct.c_int32),
+        ("chunk_size", ct.c_int64),
+        ("sms", ct.c_int32),
+        ("reserved", ct.c_uint32),
+    ]
+
+
+class ReduceArgs(_Struct):
+    """``fluxgen_reduce_args``."""
+
+    _fields_ = [
+        *_VERSION,
+        ("group", Group),
+        ("rows", ct.c_int64),
+        ("n", ct.c_int64),
+        ("chunk_rows", ct.c_int64),
+        ("d", ct.c_void_p),
+        ("d_row_stride", ct.c_int64),
+        ("dtype", ct.c_int32),
+        ("blocks", ct.c_int32),
+    ]
+
+
+class BeginArgs(_Struct):
+    """``fluxgen_begin_args``."""
+
+    _fields_ = [
+        *_VERSION,
+        ("group", Group),
+        ("x", ct.c_void_p),
+        ("rows", ct.c_int64),
+        ("row_bytes", ct.c_int64),
+        ("row_stride_bytes", ct.c_int64),
+        ("blocks", ct.c_int32),
+        ("reserved", ct.c_uint32),
+    ]
+
+
+class WaitArgs(_Struct):
+    """``fluxgen_wait_args``."""
+
+    _fields_ = [
+        *_VERSION,
+        ("group", Group),
+        ("peer", ct.c_int32),
+        ("reserved", ct.c_int32),
+    ]
+
+
+class KernelInfo(_Struct):
+    """``fluxgen_kernel_info``."""
+
+    _fields_ = [
+        *_VERSION,
+        ("op", ct.c_int32),
+        ("dtype", ct.c_int32),
+        ("tile_m", ct.c_int32),
+        ("tile_n", ct.c_int32),
+        ("tile_k", ct.c_int32),
+        ("cluster_m", ct.c_int32),
+        ("cluster_n", ct.c_int32),
+        ("cooperative", ct.c_int32),
+        ("stages", ct.c_int32),
+        ("smem_bytes", ct.c_int32),
+    ]
+
+
+STRUCTS: dict[str, type[ct.Structure]] = {
+    "fluxgen_report": Report,
+    "fluxgen_group": Group,
+    "fluxgen_gemm_args": GemmArgs,
+    "fluxgen_reduce_args": ReduceArgs,
+    "fluxgen_begin_args": BeginArgs,
+    "fluxgen_wait_args": WaitArgs,
+    "fluxgen_kernel_info": KernelInfo,
+}

@@ -1,0 +1,137 @@
+"""Load compiled libraries with ctypes: a fused GEMM, or the support kernels.
+
+No Torch here: pointers are integers, streams are integers. Every non-zero status becomes a
+:class:`~fluxgen.core.errors.KernelError` with the library's own text.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+from pathlib import Path
+from typing import Any
+
+from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.core.errors import KernelError
+from fluxgen.core.problem import Signature
+from fluxgen.runtime import abi
+
+_MESSAGE_BYTES = 512
+
+
+class _Library:
+    def __init__(self, path: Path) -> None:
+        try:
+            self._lib = ct.CDLL(str(path))
+        except OSError as error:
+            raise KernelError(
+                f"{path}: cannot be loaded: {error}. Run `fluxgen build` again on this machine."
+            ) from error
+        self.path = path
+
+    def _symbol(self, name: str) -> Any:
+        try:
+            symbol = getattr(self._lib, name)
+        except AttributeError:
+            raise KernelError(
+                f"{self.path}: has no symbol {name}: not a fluxgen library, or of another version; "
+                "run `fluxgen build` again"
+            ) from None
+        symbol.restype = ct.c_int
+        return symbol
+
+    def _call(self, symbol: Any, args: ct.Structure, stream: int) -> None:
+        message = ct.create_string_buffer(_MESSAGE_BYTES)
+        status = symbol(ct.byref(args), ct.c_void_p(stream), message, ct.c_int64(_MESSAGE_BYTES))
+        if status:
+            raise KernelError(message.value.decode("utf-8", "replace"), status)
+
+
+class FusedKernel(_Library):
+    """One compiled fused GEMM.
+
+    Args:
+        path: the shared library. signature, kernel: what it must hold.
+
+    Raises:
+        KernelError: not loadable, of another ABI, or holding another kernel than asked for.
+    """
+
+    def __init__(self, path: Path, signature: Signature, kernel: KernelConfig) -> None:
+        super().__init__(path)
+        self.signature, self.kernel = signature, kernel
+        describe = self._symbol("fluxgen_kernel_describe")
+        self.info = abi.KernelInfo()
+        status = describe(ct.byref(self.info))
+        if status or self.info.abi_version != abi.ABI_VERSION:
+            raise KernelError(
+                f"{path}: has ABI version {self.info.abi_version}, this package speaks "
+                f"{abi.ABI_VERSION}; run `fluxgen build` again",
+                status,
+            )
+        found = (
+            self.info.op,
+            self.info.dtype,
+            self.info.tile_m,
+            self.info.tile_n,
+            self.info.tile_k,
+            self.info.cluster_m,
+            self.info.cluster_n,
+            bool(self.info.cooperative),
+        )
+        expected = (
+            abi.OPS[signature.op.value],
+            abi.DTYPES[signature.dtype.value],
+            kernel.tile_m,
+            kernel.tile_n,
+            kernel.tile_k,
+            kernel.cluster_m,
+            kernel.cluster_n,
+            kernel.schedule is Schedule.COOPERATIVE,
+        )
+        if found != expected or kernel.stages not in (0, self.info.stages):
+            raise KernelError(f"{path}: holds kernel {found}, expected {expected}")
+        self._launch = self._symbol("fluxgen_gemm_launch")
+        self._check = self._symbol("fluxgen_gemm_check")
+
+    def check(self, args: abi.GemmArgs) -> None:
+        """Raise KernelError if the kernel cannot take ``args``. Needs no GPU."""
+        message = ct.create_string_buffer(_MESSAGE_BYTES)
+        status = self._check(ct.byref(args), message, ct.c_int64(_MESSAGE_BYTES))
+        if status:
+            raise KernelError(message.value.decode("utf-8", "replace"), status)
+
+    def launch(self, args: abi.GemmArgs, stream: int) -> None:
+        """Queue the kernel on ``stream`` (a ``cudaStream_t`` as an integer)."""
+        self._call(self._launch, args, stream)
+
+
+class SupportKernels(_Library):
+    """The support library: begin and wait (ag_gemm), reduce (gemm_rs).
+
+    Raises:
+        KernelError: not loadable or of another ABI.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        version = self._symbol("fluxgen_abi_version")()
+        if version != abi.ABI_VERSION:
+            raise KernelError(
+                f"{path}: has ABI version {version}, this package speaks {abi.ABI_VERSION}; "
+                "run `fluxgen build` again"
+            )
+        self._begin = self._symbol("fluxgen_begin")
+        self._wait = self._symbol("fluxgen_wait")
+        self._reduce = self._symbol("fluxgen_reduce")
+
+    def begin(self, args: abi.BeginArgs, stream: int) -> None:
+        """Queue the start of an ag_gemm."""
+        self._call(self._begin, args, stream)
+
+    def wait(self, args: abi.WaitArgs, stream: int) -> None:
+        """Queue a transport's wait for one peer."""
+        self._call(self._wait, args, stream)
+
+    def reduce(self, args: abi.ReduceArgs, stream: int) -> None:
+        """Queue the reduction that ends a gemm_rs."""
+        self._call(self._reduce, args, stream)

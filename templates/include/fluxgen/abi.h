@@ -1,0 +1,127 @@
+// The C ABI of a compiled fluxgen library: plain C, loaded with ctypes, no Torch headers.
+//
+// Sizes and strides are 64-bit and count elements unless a name says bytes. Every call returns a
+// status code and, when it is not FLUXGEN_OK, writes one line of text for the caller to show.
+#ifndef FLUXGEN_ABI_H_
+#define FLUXGEN_ABI_H_
+
+#include <stdint.h>
+
+#define FLUXGEN_ABI_VERSION 1
+#define FLUXGEN_MAX_WORLD 16
+#define FLUXGEN_MAX_CHUNKS 16
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum fluxgen_status {
+  FLUXGEN_OK = 0,
+  FLUXGEN_BAD_ABI = 1,        // struct of another version or size
+  FLUXGEN_BAD_ARGUMENT = 2,   // a size, stride or pointer this kernel cannot take
+  FLUXGEN_CUDA_ERROR = 3,     // a CUDA call failed; the text names it
+  FLUXGEN_WRONG_DEVICE = 4    // the current device cannot run this library's code
+};
+
+enum fluxgen_op { FLUXGEN_AG_GEMM = 0, FLUXGEN_GEMM_RS = 1 };
+enum fluxgen_chunk_axis { FLUXGEN_CHUNK_M = 0, FLUXGEN_CHUNK_K = 1 };
+
+// What a wait that passed its deadline leaves in host-mapped memory. `code` is written last.
+typedef struct fluxgen_report {
+  uint32_t code;  // 0: no timeout; 1: timeout
+  uint32_t op;    // enum fluxgen_op, or 2 for the reduction, 3 for the transport
+  uint32_t rank;
+  uint32_t peer;
+  uint32_t chunk;
+  uint32_t expected;
+  uint32_t seen;
+  uint32_t reserved;
+} fluxgen_report;
+
+// One rank's view of its group: who it is, where everybody's workspace lies, how long to wait.
+typedef struct fluxgen_group {
+  int32_t world;                      // 1..FLUXGEN_MAX_WORLD
+  int32_t rank;                       // 0..world-1
+  int64_t half_bytes;                 // bytes of one of the two data halves of a workspace
+  void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
+  uint64_t timeout_ns;                // deadline of each device-side wait
+  fluxgen_report* report;             // host-mapped, or device memory; may be null
+} fluxgen_group;
+
+// One fused GEMM. ag_gemm: A comes from the gather half of this rank's workspace, D is the
+// caller's (m, n). gemm_rs: A is the caller's (m, k), tiles of D go to the owners' inboxes.
+typedef struct fluxgen_gemm_args {
+  uint32_t abi_version;  // FLUXGEN_ABI_VERSION
+  uint32_t struct_size;  // sizeof(fluxgen_gemm_args)
+  fluxgen_group group;
+  int64_t rows;          // m / world
+  int64_t n;
+  int64_t k;
+  const void* a;         // gemm_rs only
+  int64_t a_row_stride;
+  const void* b;         // (n, k), row-major
+  int64_t b_row_stride;
+  void* d;               // ag_gemm only
+  int64_t d_row_stride;
+  int32_t chunk_axis;    // enum fluxgen_chunk_axis
+  int32_t group_count;   // arrival groups; 0: all ranks in one
+  int32_t groups[FLUXGEN_MAX_WORLD];
+  int32_t panel;         // clusters along n in one panel; 0: all
+  int64_t chunk_size;    // rows (M) or elements (K) of one chunk; 0: the whole slab
+  int32_t sms;           // SMs to use; 0: all
+  uint32_t reserved;
+} fluxgen_gemm_args;
+
+// The reduction of gemm_rs: D (rows, n) = sum over sources, in rank order, of this rank's inbox.
+typedef struct fluxgen_reduce_args {
+  uint32_t abi_version;
+  uint32_t struct_size;  // sizeof(fluxgen_reduce_args)
+  fluxgen_group group;
+  int64_t rows;
+  int64_t n;
+  int64_t chunk_rows;    // rows of one chunk, as in the GEMM; 0: the whole slab
+  void* d;
+  int64_t d_row_stride;
+  int32_t dtype;         // 0: bf16, 1: fp16
+  int32_t blocks;        // thread blocks; 0: one per SM
+} fluxgen_reduce_args;
+
+// The start of ag_gemm: copy the caller's slab into the gather half, then tell every peer.
+typedef struct fluxgen_begin_args {
+  uint32_t abi_version;
+  uint32_t struct_size;  // sizeof(fluxgen_begin_args)
+  fluxgen_group group;
+  const void* x;         // (rows, row_bytes), 16-byte aligned rows
+  int64_t rows;
+  int64_t row_bytes;     // a multiple of 16
+  int64_t row_stride_bytes;
+  int32_t blocks;        // thread blocks; 0: one per SM
+  uint32_t reserved;
+} fluxgen_begin_args;
+
+// A transport's wait: one thread that returns once `peer` is ready for the current epoch.
+typedef struct fluxgen_wait_args {
+  uint32_t abi_version;
+  uint32_t struct_size;  // sizeof(fluxgen_wait_args)
+  fluxgen_group group;
+  int32_t peer;
+  int32_t reserved;
+} fluxgen_wait_args;
+
+// What a library holds, for the loader to compare with the manifest.
+typedef struct fluxgen_kernel_info {
+  uint32_t abi_version;
+  uint32_t struct_size;  // in: sizeof(fluxgen_kernel_info) of the caller
+  int32_t op;            // enum fluxgen_op
+  int32_t dtype;         // 0: bf16, 1: fp16
+  int32_t tile_m, tile_n, tile_k;
+  int32_t cluster_m, cluster_n;
+  int32_t cooperative;   // 0: ping-pong
+  int32_t stages;
+  int32_t smem_bytes;    // dynamic shared memory of one block
+} fluxgen_kernel_info;
+
+#ifdef __cplusplus
+}
+#endif
+#endif  // FLUXGEN_ABI_H_

@@ -1,0 +1,185 @@
+// How ranks tell each other that data is there: epochs, two buffers, no barriers.
+//
+// A workspace, one per rank, the same layout on all:
+//
+//      0      control   epoch, aborted, ticket
+//      256    ready     [source]         source's slab may be pulled     (the source writes)
+//      512    arrived   [source][chunk]  stored into my inbox            (the source writes)
+//      1536   gathered  [source][chunk]  pulled into my half             (my copies write)
+//      2560   counters  [owner][chunk]   finished tiles of what I send   (my kernels write)
+//      4096   data      half 0, half 1   [source][row][column], half = epoch % 2
+//
+// Every flag has one writer (with arrived and gathered in one block, a late copy of one call would
+// overwrite a peer's flag of the next) and carries the epoch of the call that raised it; epochs
+// only grow and are compared modulo 2^32, so nothing is ever reset. Why two halves are enough: a rank raises
+// epoch e+1 only after, in stream order, it has read everything of epoch e. Each call waits for a
+// flag of every peer, so a rank that has finished call e+1 knows that all peers have finished e,
+// and may overwrite the half of e in call e+2.
+//
+// Compiled for the host too: the same functions, over the compiler's atomics, are run by threads
+// in the tests.
+#ifndef FLUXGEN_PROTOCOL_CUH_
+#define FLUXGEN_PROTOCOL_CUH_
+
+#include <stdint.h>
+
+#include "fluxgen/abi.h"
+#include "fluxgen/tile_order.cuh"
+
+namespace fluxgen {
+
+constexpr int64_t kEpochOffset = 0;
+constexpr int64_t kAbortedOffset = 4;
+constexpr int64_t kTicketOffset = 8;
+constexpr int64_t kReadyOffset = 256;
+constexpr int64_t kFlagBlockBytes = FLUXGEN_MAX_WORLD * FLUXGEN_MAX_CHUNKS * 4;
+constexpr int64_t kArrivedOffset = 512;
+constexpr int64_t kGatheredOffset = kArrivedOffset + kFlagBlockBytes;
+constexpr int64_t kCountersOffset = kGatheredOffset + kFlagBlockBytes;
+constexpr int64_t kDataOffset = 4096;
+static_assert(kCountersOffset + kFlagBlockBytes <= kDataOffset, "blocks overlap");
+static_assert(kDataOffset % 1024 == 0, "TMA needs aligned data");
+
+FLUXGEN_HOST_DEVICE uint32_t* workspace_word(void* base, int64_t offset) {
+  return reinterpret_cast<uint32_t*>(static_cast<char*>(base) + offset);
+}
+FLUXGEN_HOST_DEVICE uint32_t* ready_flag(void* base, int32_t source) {
+  return workspace_word(base, kReadyOffset + 4 * int64_t(source));
+}
+FLUXGEN_HOST_DEVICE uint32_t* arrived_flag(void* base, int32_t source, int32_t chunk) {
+  return workspace_word(base, kArrivedOffset + 4 * (int64_t(source) * FLUXGEN_MAX_CHUNKS + chunk));
+}
+FLUXGEN_HOST_DEVICE uint32_t* gathered_flag(void* base, int32_t source, int32_t chunk) {
+  return workspace_word(base, kGatheredOffset + 4 * (int64_t(source) * FLUXGEN_MAX_CHUNKS + chunk));
+}
+FLUXGEN_HOST_DEVICE uint32_t* chunk_counter(void* base, int32_t owner, int32_t chunk) {
+  return workspace_word(base, kCountersOffset + 4 * (int64_t(owner) * FLUXGEN_MAX_CHUNKS + chunk));
+}
+FLUXGEN_HOST_DEVICE char* data_half(void* base, int64_t half_bytes, uint32_t epoch) {
+  return static_cast<char*>(base) + kDataOffset + int64_t(epoch & 1u) * half_bytes;
+}
+
+// Whether a flag that shows `seen` has reached `expected`: a comparison modulo 2^32.
+FLUXGEN_HOST_DEVICE bool epoch_reached(uint32_t seen, uint32_t expected) {
+  return int32_t(seen - expected) >= 0;
+}
+
+#if defined(__CUDA_ARCH__)
+
+__device__ __forceinline__ uint32_t load_acquire_system(uint32_t const* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release_system(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t add_acquire_release(uint32_t* address, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(address), "r"(value)
+               : "memory");
+  return old;
+}
+__device__ __forceinline__ uint32_t load_relaxed(uint32_t const* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* address, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void fence_system() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+__device__ __forceinline__ uint64_t clock_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+__device__ __forceinline__ void pause() { __nanosleep(64); }
+
+#else  // host: the compiler's atomics; the tests run ranks as threads
+
+inline uint32_t load_acquire_system(uint32_t const* address) {
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+inline void store_release_system(uint32_t* address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+inline uint32_t add_acquire_release(uint32_t* address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
+inline uint32_t load_relaxed(uint32_t const* address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+inline void store_relaxed(uint32_t* address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+}
+inline void fence_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+uint64_t clock_ns();  // the test supplies them
+void pause();
+
+#endif
+
+// The epoch of the call in progress. The first kernel of a call advances the word, or, where the
+// call has no such kernel, the last one does and `offset` is 1 for all of them.
+FLUXGEN_HOST_DEVICE uint32_t current_epoch(void* base, uint32_t offset) {
+  return load_relaxed(workspace_word(base, kEpochOffset)) + offset;
+}
+
+// Wait until the flag reaches `epoch`. False once the deadline passed, here or in an earlier wait
+// on this workspace: then the report names the first wait that did, and the caller goes on without
+// the data, so that all that is queued ends soon and the GPU stays usable. A workspace that has
+// aborted once holds no promise any more: the host raises and makes a new one.
+FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch, fluxgen_group const& group,
+                                    uint32_t op, int32_t peer, int32_t chunk) {
+  uint32_t seen = load_acquire_system(flag);
+  if (epoch_reached(seen, epoch)) {
+    return true;
+  }
+  uint32_t* aborted = workspace_word(group.peers[group.rank], kAbortedOffset);
+  uint64_t const start = clock_ns();
+  for (uint32_t spin = 1;; ++spin) {
+    seen = load_acquire_system(flag);
+    if (epoch_reached(seen, epoch)) {
+      return true;
+    }
+    if ((spin & 63u) == 0u) {
+      if (load_relaxed(aborted) != 0u) {
+        return false;
+      }
+      if (clock_ns() - start > group.timeout_ns) {
+        store_relaxed(aborted, 1u);
+        if (group.report != nullptr && load_relaxed(&group.report->code) == 0u) {
+          group.report->op = op;
+          group.report->rank = uint32_t(group.rank);
+          group.report->peer = uint32_t(peer);
+          group.report->chunk = uint32_t(chunk);
+          group.report->expected = epoch;
+          group.report->seen = seen;
+          store_release_system(&group.report->code, 1u);
+        }
+        return false;
+      }
+      pause();
+    }
+  }
+}
+
+// Count one finished tile of a chunk of `owner`'s slab; whoever finishes the chunk tells the owner.
+// The tile's stores must be complete and fenced. The counter returns to zero by its last user, so
+// that the next call finds it so.
+FLUXGEN_HOST_DEVICE void signal_tile(fluxgen_group const& group, int32_t owner, int32_t chunk,
+                                     uint32_t tiles_in_chunk, uint32_t epoch) {
+  uint32_t* counter = chunk_counter(group.peers[group.rank], owner, chunk);
+  if (add_acquire_release(counter, 1u) == tiles_in_chunk - 1u) {
+    store_relaxed(counter, 0u);
+    fence_system();
+    store_release_system(arrived_flag(group.peers[owner], group.rank, chunk), epoch);
+  }
+}
+
+}  // namespace fluxgen
+#endif  // FLUXGEN_PROTOCOL_CUH_

@@ -1,0 +1,358 @@
+// A fused Hopper GEMM: CUTLASS's warp-specialised kernel with fluxgen's three pieces around it
+// (wait prologue or signal epilogue, rank-batched scheduler), and its launch behind the C ABI.
+//
+//   Config  ->  Sm90Gemm<Config>::Kernel  ->  launch(args, stream)
+#ifndef FLUXGEN_SM90_GEMM_CUH_
+#define FLUXGEN_SM90_GEMM_CUH_
+
+#include <cstdio>
+
+#include "cutlass/cutlass.h"
+#include "cute/tensor.hpp"
+#include "cutlass/numeric_types.h"
+#include "cutlass/gemm/dispatch_policy.hpp"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass/device_kernel.h"
+
+#include "fluxgen/abi.h"
+#include "fluxgen/sm90_scheduler.cuh"
+#include "fluxgen/sm90_signal_epilogue.cuh"
+#include "fluxgen/sm90_wait_mainloop.cuh"
+
+namespace fluxgen {
+
+// Config has: op, Element, TileM/N/K, ClusterM/N, kCooperative, kStages (0: as many as fit).
+template <class Config>
+struct Sm90Gemm {
+  using Element = typename Config::Element;
+  using TileShape = cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>,
+                                cute::Int<Config::kTileK>>;
+  using ClusterShape =
+      cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
+  static constexpr int kAlign = 16 / sizeof(Element);
+  static constexpr bool kAllGather = Config::kOp == FLUXGEN_AG_GEMM;
+
+  using MainloopSchedule =
+      cute::conditional_t<Config::kCooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+                          cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
+  using EpilogueSchedule =
+      cute::conditional_t<Config::kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
+                          cutlass::epilogue::TmaWarpSpecialized>;
+
+  using BaseEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
+      cutlass::epilogue::collective::EpilogueTileAuto, float, float, void,
+      cutlass::layout::RowMajor, kAlign, Element, cutlass::layout::RowMajor, kAlign,
+      EpilogueSchedule>::CollectiveOp;
+  using Epilogue = cute::conditional_t<kAllGather, BaseEpilogue, SignalEpilogue<BaseEpilogue>>;
+
+  using AutoStages = cutlass::gemm::collective::StageCountAutoCarveout<
+      static_cast<int>(sizeof(typename BaseEpilogue::SharedStorage))>;
+  using Stages = cute::conditional_t<Config::kStages == 0, AutoStages,
+                                     cutlass::gemm::collective::StageCount<Config::kStages>>;
+  using BaseMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor,
+      kAlign, Element, cutlass::layout::ColumnMajor, kAlign, float, TileShape, ClusterShape,
+      Stages, MainloopSchedule>::CollectiveOp;
+  using Mainloop = cute::conditional_t<kAllGather, WaitMainloop<BaseMainloop>, BaseMainloop>;
+
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
+                                                      Epilogue, RankBatchedScheduler>;
+  static_assert(alignof(typename Kernel::Params) >= 64, "TMA descriptors need 64-byte alignment");
+  static constexpr int kStageCount = BaseMainloop::DispatchPolicy::Stages;
+};
+
+inline int fail(char* message, int64_t size, int status, char const* format, long long a = 0,
+                long long b = 0) {
+  if (message != nullptr && size > 0) {
+    std::snprintf(message, size_t(size), format, a, b);
+  }
+  return status;
+}
+inline int cuda_fail(char* message, int64_t size, char const* what, cudaError_t error) {
+  if (message != nullptr && size > 0) {
+    std::snprintf(message, size_t(size), "%s: %s", what, cudaGetErrorString(error));
+  }
+  return FLUXGEN_CUDA_ERROR;
+}
+
+inline bool aligned16(void const* pointer) {
+  return (reinterpret_cast<uintptr_t>(pointer) & 15u) == 0u;
+}
+
+// What every entry checks of a group; `need` is the bytes of one half that the call uses.
+inline int check_group(fluxgen_group const& group, int64_t need, char* message, int64_t size) {
+  if (group.world < 1 || group.world > FLUXGEN_MAX_WORLD || group.rank < 0 ||
+      group.rank >= group.world) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "rank %lld of world %lld: expected 0 <= rank < world <= 16", group.rank,
+                group.world);
+  }
+  for (int peer = 0; peer < group.world; ++peer) {
+    if (group.peers[peer] == nullptr || (reinterpret_cast<uintptr_t>(group.peers[peer]) & 255u)) {
+      return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                  "workspace of rank %lld: expected a 256-byte aligned address", peer);
+    }
+  }
+  if (group.half_bytes % 1024 != 0 || group.half_bytes < need) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "half_bytes: expected a multiple of 1024 of at least %lld; found %lld", need,
+                group.half_bytes);
+  }
+  return FLUXGEN_OK;
+}
+
+// The most a persistent kernel may launch on this device: clusters that are resident together.
+template <class Kernel>
+int resident_clusters(int sms, int cluster_m, int cluster_n, int* clusters) {
+  int const cluster = cluster_m * cluster_n;
+  if (cluster == 1) {
+    *clusters = sms;
+    return cudaSuccess;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(cluster_m, cluster_n * (sms / cluster > 0 ? sms / cluster : 1), 1);
+  config.blockDim = Kernel::get_block_shape();
+  config.dynamicSmemBytes = Kernel::SharedStorageSize;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {unsigned(cluster_m), unsigned(cluster_n), 1u};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int fit = 0;
+  cudaError_t const error =
+      cudaOccupancyMaxActiveClusters(&fit, cutlass::device_kernel<Kernel>, &config);
+  *clusters = fit < sms / cluster ? fit : sms / cluster;
+  return error;
+}
+
+struct DeviceFacts {
+  int sms = 0;
+  int clusters = 0;
+  cudaError_t error = cudaSuccess;
+};
+
+// Once per device and process: opt in to the shared memory, count SMs and resident clusters.
+template <class Kernel, int kClusterM, int kClusterN>
+DeviceFacts const& device_facts(int device) {
+  constexpr int kMaxDevices = 64;
+  static DeviceFacts facts[kMaxDevices];
+  DeviceFacts& mine = facts[device % kMaxDevices];
+  if (mine.sms == 0) {
+    DeviceFacts found;
+    found.error = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Kernel::SharedStorageSize);
+    if (found.error == cudaSuccess) {
+      found.error = cudaDeviceGetAttribute(&found.sms, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (found.error == cudaSuccess) {
+      found.error = cudaError_t(
+          resident_clusters<Kernel>(found.sms, kClusterM, kClusterN, &found.clusters));
+    }
+    if (found.error != cudaSuccess) {
+      found.sms = 0;
+    }
+    mine = found;
+  }
+  return mine;
+}
+
+// Everything the TMA path cannot take is refused here, before anything is launched.
+template <class Config>
+int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
+  if (args.abi_version != FLUXGEN_ABI_VERSION || args.struct_size != sizeof(args)) {
+    return fail(message, size, FLUXGEN_BAD_ABI,
+                "argument struct version %lld of %lld bytes does not match this library",
+                args.abi_version, args.struct_size);
+  }
+  constexpr int64_t kAlign = Sm90Gemm<Config>::kAlign;
+  constexpr int64_t kMaxDim = INT32_MAX - 1024;
+  if (args.rows < 1 || args.n < 1 || args.k < 1 || args.rows > kMaxDim || args.n > kMaxDim ||
+      args.k > kMaxDim) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "rows, n, k: expected 1 to 2^31-1025 each; a zero size is never launched");
+  }
+  if (args.n % kAlign || args.k % kAlign) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "n=%lld, k=%lld: TMA needs both to be multiples of 8 (16 bytes)", args.n, args.k);
+  }
+  bool const gathers = Sm90Gemm<Config>::kAllGather;
+  int64_t const a_stride = gathers ? args.k : args.a_row_stride;
+  if ((!gathers && args.a_row_stride < args.k) || args.b_row_stride < args.k ||
+      (gathers && args.d_row_stride < args.n)) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT, "a row stride is shorter than its row");
+  }
+  if (a_stride % kAlign || args.b_row_stride % kAlign || (gathers && args.d_row_stride % kAlign)) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "row strides: TMA needs multiples of 8 elements (16 bytes)");
+  }
+  if (!aligned16(args.b) || args.b == nullptr ||
+      (gathers ? args.d == nullptr || !aligned16(args.d)
+               : args.a == nullptr || !aligned16(args.a))) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "pointers: TMA needs non-null addresses that are multiples of 16 bytes");
+  }
+  int64_t const extent = args.chunk_axis == FLUXGEN_CHUNK_K ? args.k : args.rows;
+  int64_t const unit = args.chunk_axis == FLUXGEN_CHUNK_K
+                           ? int64_t(Config::kTileK)
+                           : (gathers ? 1 : int64_t(Config::kTileM));
+  if (args.chunk_axis < 0 || args.chunk_axis > (gathers ? 1 : 0) || args.chunk_size < 0 ||
+      args.chunk_size % unit) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "chunk_size=%lld: expected a multiple of %lld on an axis this op has",
+                args.chunk_size, unit);
+  }
+  if (args.chunk_size && (extent + args.chunk_size - 1) / args.chunk_size > FLUXGEN_MAX_CHUNKS) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "chunk_size=%lld cuts %lld into more than 16 chunks", args.chunk_size, extent);
+  }
+  int64_t const slab = args.rows * (gathers ? args.k : args.n);
+  return check_group(args.group, args.group.world * slab * int64_t(sizeof(typename Config::Element)),
+                     message, size);
+}
+
+template <class Config>
+int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, int64_t size) {
+  using Gemm = Sm90Gemm<Config>;
+  using Kernel = typename Gemm::Kernel;
+  using Element = typename Gemm::Element;
+  if (int const status = check<Config>(args, message, size)) {
+    return status;
+  }
+  int device = 0;
+  if (cudaError_t const error = cudaGetDevice(&device)) {
+    return cuda_fail(message, size, "cudaGetDevice", error);
+  }
+  DeviceFacts const& facts =
+      device_facts<Kernel, Config::kClusterM, Config::kClusterN>(device);
+  if (facts.error == cudaErrorNoKernelImageForDevice ||
+      facts.error == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    return fail(message, size, FLUXGEN_WRONG_DEVICE,
+                "device %lld cannot run sm_90a code: expected a Hopper GPU", device);
+  }
+  if (facts.error != cudaSuccess) {
+    cudaGetLastError();
+    return cuda_fail(message, size, "preparing the kernel", facts.error);
+  }
+
+  int64_t const tile_rows = int64_t(Config::kTileM) * Config::kClusterM;
+  int64_t const tile_columns = int64_t(Config::kTileN) * Config::kClusterN;
+  TileOrder order;
+  if (!make_tile_order(&order, Config::kOp, args.group.world, args.group.rank,
+                       (args.rows + tile_rows - 1) / tile_rows,
+                       (args.n + tile_columns - 1) / tile_columns, args.panel, args.groups,
+                       args.group_count)) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "groups: expected positive counts that sum to world=%lld", args.group.world);
+  }
+  constexpr int kCluster = Config::kClusterM * Config::kClusterN;
+  int const sms = args.sms > 0 && args.sms < facts.sms ? args.sms : facts.sms;
+  int64_t clusters = facts.clusters < sms / kCluster ? facts.clusters : sms / kCluster;
+  if (clusters < 1) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "sms=%lld: expected at least the %lld blocks of one cluster", args.sms, kCluster);
+  }
+  clusters = clusters < int64_t(order.total) ? clusters : int64_t(order.total);
+
+  int const rows = int(args.rows), n = int(args.n), k = int(args.k);
+  int const chunk = int(args.chunk_size);
+  int64_t const half_elements = args.group.half_bytes / int64_t(sizeof(Element));
+  typename Kernel::Arguments arguments{};
+  arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+  arguments.problem_shape = cute::make_shape(rows, n, k, args.group.world);
+  arguments.mainloop.ptr_B = static_cast<Element const*>(args.b);
+  cute::get<0>(arguments.mainloop.dB) = args.b_row_stride;
+  cute::get<2>(arguments.mainloop.dB) = 0;
+  if constexpr (Gemm::kAllGather) {
+    arguments.mainloop.ptr_A = reinterpret_cast<Element const*>(
+        data_half(args.group.peers[args.group.rank], args.group.half_bytes, 0));
+    cute::get<0>(arguments.mainloop.dA) = args.k;
+    cute::get<2>(arguments.mainloop.dA) = args.rows * args.k;
+    arguments.mainloop.wait.group = args.group;
+    arguments.mainloop.wait.half_elements = half_elements;
+    arguments.mainloop.wait.rows = rows;
+    bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
+    arguments.mainloop.wait.chunk_rows = along_k || chunk == 0 ? rows : chunk;
+    arguments.mainloop.wait.chunk_k_tiles =
+        !along_k ? 0 : (chunk == 0 ? (k + Config::kTileK - 1) / Config::kTileK
+                                   : chunk / Config::kTileK);
+    arguments.epilogue.ptr_D = static_cast<Element*>(args.d);
+    cute::get<0>(arguments.epilogue.dD) = args.d_row_stride;
+    cute::get<2>(arguments.epilogue.dD) = args.rows * args.d_row_stride;
+  } else {
+    arguments.mainloop.ptr_A = static_cast<Element const*>(args.a);
+    cute::get<0>(arguments.mainloop.dA) = args.a_row_stride;
+    cute::get<2>(arguments.mainloop.dA) = args.rows * args.a_row_stride;
+    arguments.epilogue.signal.group = args.group;
+    arguments.epilogue.signal.half_elements = half_elements;
+    arguments.epilogue.signal.tiles_m = (rows + Config::kTileM - 1) / Config::kTileM;
+    arguments.epilogue.signal.tiles_n = (n + Config::kTileN - 1) / Config::kTileN;
+    arguments.epilogue.signal.chunk_tiles_m =
+        chunk == 0 ? arguments.epilogue.signal.tiles_m : chunk / Config::kTileM;
+  }
+  arguments.epilogue.thread.alpha = 1.0f;
+  arguments.epilogue.thread.beta = 0.0f;
+  arguments.hw_info.device_id = device;
+  arguments.hw_info.sm_count = sms;
+  arguments.hw_info.max_active_clusters = int(clusters);
+  arguments.scheduler.order = order;
+  arguments.scheduler.clusters = int(clusters);
+
+  typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
+  cudaLaunchConfig_t config{};
+  config.gridDim = Kernel::get_grid_shape(params);
+  config.blockDim = Kernel::get_block_shape();
+  config.dynamicSmemBytes = Kernel::SharedStorageSize;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {unsigned(Config::kClusterM), unsigned(Config::kClusterN), 1u};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cudaError_t const error =
+      cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, params);
+  return error == cudaSuccess ? FLUXGEN_OK : cuda_fail(message, size, "launch", error);
+}
+
+template <class Config>
+int describe(fluxgen_kernel_info* info) {
+  using Gemm = Sm90Gemm<Config>;
+  if (info == nullptr || info->struct_size != sizeof(*info)) {
+    return FLUXGEN_BAD_ABI;
+  }
+  info->abi_version = FLUXGEN_ABI_VERSION;
+  info->op = Config::kOp;
+  info->dtype = cute::is_same_v<typename Config::Element, cutlass::half_t> ? 1 : 0;
+  info->tile_m = Config::kTileM;
+  info->tile_n = Config::kTileN;
+  info->tile_k = Config::kTileK;
+  info->cluster_m = Config::kClusterM;
+  info->cluster_n = Config::kClusterN;
+  info->cooperative = Config::kCooperative;
+  info->stages = Gemm::kStageCount;
+  info->smem_bytes = Gemm::Kernel::SharedStorageSize;
+  return FLUXGEN_OK;
+}
+
+}  // namespace fluxgen
+
+// The three symbols of a compiled kernel.
+#define FLUXGEN_EXPORT_GEMM(Config)                                                         \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_kernel_describe(            \
+      fluxgen_kernel_info* info) {                                                          \
+    return fluxgen::describe<Config>(info);                                                 \
+  }                                                                                         \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_check(                 \
+      fluxgen_gemm_args const* args, char* message, int64_t size) {                         \
+    return fluxgen::check<Config>(*args, message, size);                                    \
+  }                                                                                         \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_launch(                \
+      fluxgen_gemm_args const* args, void* stream, char* message, int64_t size) {           \
+    return fluxgen::launch<Config>(*args, static_cast<cudaStream_t>(stream), message, size); \
+  }
+
+#endif  // FLUXGEN_SM90_GEMM_CUH_

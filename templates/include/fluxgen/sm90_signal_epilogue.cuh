@@ -1,0 +1,130 @@
+// The epilogue of gemm_rs: a tile is stored by TMA into its owner's inbox, then counted; the last
+// tile of a chunk raises the owner's flag.
+//
+// A tile's stores must be complete (not only read out of shared memory) before it is counted.
+// Waiting for that at once would stall the warp that issued them, so a tile is counted when the
+// next one is about to be stored, or in the tail: by then its stores are long done.
+#ifndef FLUXGEN_SM90_SIGNAL_EPILOGUE_CUH_
+#define FLUXGEN_SM90_SIGNAL_EPILOGUE_CUH_
+
+#include "cutlass/epilogue/collective/collective_epilogue.hpp"
+#include "fluxgen/protocol.cuh"
+
+namespace fluxgen {
+
+struct SignalArguments {
+  fluxgen_group group{};
+  int64_t half_elements = 0;
+  int32_t tiles_m = 0;        // of one slab, those inside the edge
+  int32_t tiles_n = 0;
+  int32_t chunk_tiles_m = 0;  // tiles along m in one chunk
+};
+
+template <class Base>
+class SignalEpilogue : public Base {
+ public:
+  using LoadPipeline = typename Base::LoadPipeline;
+  using LoadPipelineState = typename Base::LoadPipelineState;
+  using StorePipeline = typename Base::StorePipeline;
+  using StorePipelineState = typename Base::StorePipelineState;
+  using TensorStorage = typename Base::TensorStorage;
+
+  struct Arguments : Base::Arguments {
+    SignalArguments signal{};
+  };
+  // One base Params, so one TMA descriptor, per owner. Each spans this rank's slot in both halves
+  // of that owner's inbox: the half is chosen on the device, by the epoch.
+  struct Params : Base::Params {
+    SignalArguments signal{};
+    typename Base::Params owner[FLUXGEN_MAX_WORLD];
+  };
+
+  template <class ProblemShape>
+  static Params to_underlying_arguments(ProblemShape const& problem, Arguments const& args,
+                                        void* workspace) {
+    auto [m, n, k, l] = cute::append<4>(problem, 1);
+    Params params;
+    params.signal = args.signal;
+    fluxgen_group const& group = args.signal.group;
+    int64_t const slot = int64_t(group.rank) * m * n;
+    for (int owner = 0; owner < group.world; ++owner) {
+      typename Base::Arguments to_owner = args;
+      to_owner.ptr_D = reinterpret_cast<typename Base::ElementD*>(
+                           data_half(group.peers[owner], group.half_bytes, 0)) + slot;
+      cute::get<0>(to_owner.dD) = n;
+      cute::get<2>(to_owner.dD) = args.signal.half_elements;
+      params.owner[owner] =
+          Base::to_underlying_arguments(cute::make_shape(m, n, k, 2), to_owner, workspace);
+    }
+    static_cast<typename Base::Params&>(params) = params.owner[group.rank];
+    return params;
+  }
+
+  CUTLASS_HOST_DEVICE SignalEpilogue(Params const& params, TensorStorage& storage)
+      : Base(params, storage), params_(params) {}
+
+  template <class ProblemShape, class TileShape, class TileCoord, class Engine, class Layout,
+            class TiledMma>
+  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state,
+                            StorePipeline store_pipeline, StorePipelineState store_state,
+                            ProblemShape problem, TileShape tile_shape, TileCoord coord,
+                            cute::Tensor<Engine, Layout> accumulators, TiledMma tiled_mma,
+                            int thread, TensorStorage& storage, int subtile = -1) {
+    auto [m, n, k, owner] = coord;
+    issuer_ = thread / cutlass::NumThreadsPerWarp == 0;
+    count_pending();
+    uint32_t const epoch = current_epoch(params_.signal.group.peers[params_.signal.group.rank], 1);
+    Base to_owner(params_.owner[owner], storage);
+    auto result = to_owner.store(load_pipeline, load_state, store_pipeline, store_state, problem,
+                                 tile_shape, cute::make_coord(m, n, k, int(epoch & 1u)),
+                                 accumulators, tiled_mma, thread, storage, subtile);
+    // Tiles past the edge exist inside a cluster; they store nothing and are not counted.
+    if (int(m) < params_.signal.tiles_m && int(n) < params_.signal.tiles_n) {
+      pending_owner_ = int(owner);
+      pending_m_ = int(m);
+      pending_epoch_ = epoch;
+    }
+    return result;
+  }
+
+  CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state,
+                                 StorePipeline store_pipeline, StorePipelineState store_state) {
+    auto result = Base::store_tail(load_pipeline, load_state, store_pipeline, store_state);
+    count_pending();
+    return result;
+  }
+
+ private:
+  CUTLASS_DEVICE void count_pending() {
+    if (pending_owner_ < 0) {
+      return;
+    }
+    if (issuer_) {
+      // Complete, from the async proxy into the generic one, and visible to the whole system,
+      // before the count that another block's count builds on.
+      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+      asm volatile("fence.proxy.async;" ::: "memory");
+      fence_system();
+      __syncwarp();
+      if (cute::elect_one_sync()) {
+        SignalArguments const& signal = params_.signal;
+        int const chunk = pending_m_ / signal.chunk_tiles_m;
+        int const begin = chunk * signal.chunk_tiles_m;
+        int const tiles_m = cute::min(signal.chunk_tiles_m, signal.tiles_m - begin);
+        signal_tile(signal.group, pending_owner_, chunk, uint32_t(tiles_m) * signal.tiles_n,
+                    pending_epoch_);
+      }
+      __syncwarp();
+    }
+    pending_owner_ = -1;
+  }
+
+  Params const& params_;
+  int pending_owner_ = -1;
+  int pending_m_ = 0;
+  uint32_t pending_epoch_ = 0;
+  bool issuer_ = false;
+};
+
+}  // namespace fluxgen
+#endif  // FLUXGEN_SM90_SIGNAL_EPILOGUE_CUH_

@@ -1,0 +1,241 @@
+"""Fused kernels with their data present, against cuBLAS, interleaved in one run.
+
+    python -m tests.bench.bench_data_present --out data_present.json [--shapes A] [--seconds 120]
+
+All SMs belong to one rank of W = 8, every flag is already up, RS stores land in local inboxes: what
+is measured is the cost of the fused form itself (rank-batched order, waits, signals), not of a
+link. Each round times cuBLAS and every candidate once, in turn; figures are medians over rounds of
+the ratio within a round, with the quartiles as spread. A first pass ranks all (kernel, groups,
+panel) with few rounds, a second times the best ones with many. The RS reduction is timed apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+import torch
+
+from fluxgen.codegen.space import group_choices, why_illegal
+from fluxgen.core.config import ChunkAxis, RunConfig, Transport
+from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.topology import Topology
+from fluxgen.runtime import abi
+from fluxgen.runtime.workspace import chunk_size, half_bytes, workspace_bytes
+from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
+
+WORLD = 8
+SECTION6 = [
+    ("ag_gemm", m, n, k) for m in (512, 1024, 2048, 4096, 8192) for n, k in ((6144, 12288),)
+] + [("gemm_rs", m, 12288, 6144) for m in (512, 1024, 2048, 4096, 8192)]
+SETS = {
+    "section6": SECTION6,
+    "more": [("ag_gemm", m, 7168, 8192) for m in (1024, 4096)]
+    + [("ag_gemm", m, 3584, 4096) for m in (1024, 4096)]
+    + [("gemm_rs", m, 4096, 1792) for m in (1024, 4096)],
+}
+
+
+class Bench:
+    """One problem's buffers (rotating, so that L2 holds no input from the round before)."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.half = half_bytes(problem)
+        p, bf16 = problem, torch.bfloat16
+        bytes_in = 2 * (p.m * p.k + p.n * p.k)
+        self.copies = max(2, min(8, -(-300_000_000 // bytes_in)))
+        self.a = [torch.randn(p.m, p.k, device="cuda").to(bf16) for _ in range(self.copies)]
+        self.b = [torch.randn(p.n, p.k, device="cuda").to(bf16) for _ in range(self.copies)]
+        self.d = torch.empty(p.m, p.n, device="cuda", dtype=bf16)
+        self.out = torch.empty(p.m_local, p.n, device="cuda", dtype=bf16)
+        sets = self.copies if p.op is Op.AG_GEMM else 1
+        self.workspaces = []
+        for i in range(sets):
+            count = 1 if p.op is Op.AG_GEMM else WORLD
+            spaces = [
+                torch.zeros(workspace_bytes(self.half), dtype=torch.uint8, device="cuda")
+                for _ in range(count)
+            ]
+            for space in spaces:
+                words = space[: abi.DATA_OFFSET].view(torch.int32)
+                words[0] = 1
+                words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
+            if p.op is Op.AG_GEMM:
+                begin = abi.DATA_OFFSET + self.half  # epoch 1: the second half
+                flat = spaces[0][begin : begin + p.m * p.k * 2].view(bf16)
+                flat.copy_(self.a[i].reshape(-1))
+            self.workspaces.append(spaces)
+        torch.cuda.synchronize()
+
+    def group(self, i: int) -> abi.Group:
+        spaces = self.workspaces[i % len(self.workspaces)]
+        group = abi.Group(world=WORLD, rank=0, half_bytes=self.half, timeout_ns=int(5e9))
+        for peer in range(WORLD):
+            group.peers[peer] = spaces[peer % len(spaces)].data_ptr()
+        return group
+
+    def cublas(self, i: int) -> None:
+        torch.mm(self.a[i % self.copies], self.b[i % self.copies].t(), out=self.d)
+
+    def fused(self, kernel, run: RunConfig, i: int) -> None:
+        p = self.problem
+        args = abi.GemmArgs(group=self.group(i), rows=p.m_local, n=p.n, k=p.k)
+        args.chunk_axis = abi.CHUNK_AXES[run.chunk_axis.value]
+        args.chunk_size = chunk_size(p, kernel.kernel, run)
+        args.group_count = len(run.groups)
+        for g, size in enumerate(run.groups):
+            args.groups[g] = size
+        args.panel = run.panel
+        a, b = self.a[i % self.copies], self.b[i % self.copies]
+        args.a, args.a_row_stride = a.data_ptr(), p.k
+        args.b, args.b_row_stride = b.data_ptr(), p.k
+        args.d, args.d_row_stride = self.d.data_ptr(), p.n
+        kernel.launch(args, torch.cuda.current_stream().cuda_stream)
+
+    def reduce(self, i: int) -> None:
+        p = self.problem
+        args = abi.ReduceArgs(group=self.group(i), rows=p.m_local, n=p.n, d=self.out.data_ptr())
+        args.d_row_stride = p.n
+        load_support().reduce(args, torch.cuda.current_stream().cuda_stream)
+
+
+def interleave(calls, rounds: int) -> list[list[float]]:
+    """Milliseconds of each call in each round, every round running all calls in turn."""
+    torch.cuda._sleep(20_000_000)  # let the host get ahead of the GPU
+    events = []
+    for i in range(rounds):
+        row = []
+        for call in calls:
+            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+            begin.record()
+            call(i)
+            end.record()
+            row.append((begin, end))
+        events.append(row)
+    torch.cuda.synchronize()
+    return [[b.elapsed_time(e) for b, e in row] for row in events]
+
+
+def ratios(times: list[list[float]], index: int) -> list[float]:
+    return [row[index] / row[0] for row in times]
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return low, middle, high
+
+
+def candidates(problem: Problem, topology: Topology, full: bool):
+    transport = Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
+    for name in compiled_kernels():
+        kernel = load_kernel(name)
+        if kernel.signature != problem.signature:
+            continue
+        groupings = group_choices(problem.op, WORLD)
+        for groups in groupings if full else groupings[:2]:
+            for panel in (0, 2, 4, 8, 16):
+                run = RunConfig(groups, panel, ChunkAxis.M, 1, 0, transport)
+                if why_illegal(problem, topology, kernel.kernel, run) is None:
+                    yield kernel, run
+
+
+def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
+    bench = Bench(problem)
+    pool = list(candidates(problem, topology, full))
+    calls = [bench.cublas, *[lambda i, k=k, r=r: bench.fused(k, r, i) for k, r in pool]]
+    interleave(calls, 2)
+    coarse = interleave(calls, 5)
+    order = sorted(range(1, len(calls)), key=lambda c: statistics.median(ratios(coarse, c)))
+    best = order[:4]
+    rounds = 40 if problem.m <= 2048 else 24
+    fine = interleave([calls[0], *[calls[c] for c in best]], rounds)
+    rows = []
+    for position, c in enumerate(best, start=1):
+        kernel, run = pool[c - 1]
+        low, middle, high = quartiles(ratios(fine, position))
+        rows.append(
+            {
+                "kernel": kernel.kernel.name,
+                "run": run.to_dict(),
+                "ratio": middle,
+                "quartiles": [low, high],
+                "ms": statistics.median(row[position] for row in fine),
+            }
+        )
+    rows.sort(key=lambda r: r["ratio"])
+    cublas = statistics.median(row[0] for row in fine)
+    result = {
+        **problem.to_dict(),
+        "cublas_ms": cublas,
+        "cublas_tflops": problem.flops / cublas / 1e9,
+        "best": rows,
+        "coarse": [
+            [
+                pool[c - 1][0].kernel.name,
+                pool[c - 1][1].to_dict(),
+                statistics.median(ratios(coarse, c)),
+                statistics.median(row[c] for row in coarse),
+            ]
+            for c in order
+        ],
+    }
+    if problem.op is Op.GEMM_RS:
+        times = interleave([bench.reduce], 20)
+        result["reduce_ms"] = statistics.median(row[0] for row in times)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="data_present.json")
+    parser.add_argument("--shapes", default="section6", choices=sorted(SETS))
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--full", action="store_true", help="all groupings in the first pass")
+    args = parser.parse_args()
+    faulthandler.dump_traceback_later(args.seconds + 60, exit=True)
+    start = time.monotonic()
+    topology = Topology.of("h200", "nvlink", WORLD)
+    results = []
+    for op, m, n, k in SETS[args.shapes]:
+        if time.monotonic() - start > args.seconds:
+            print("time is up; the shapes below were not run:", op, m, n, k)
+            break
+        problem = Problem(Signature.of(op, "bf16"), m, n, k, WORLD)
+        result = run_problem(problem, topology, args.full)
+        results.append(result)
+        top = result["best"][0]
+        extra = f" reduce {result['reduce_ms']:.3f}" if "reduce_ms" in result else ""
+        print(
+            f"{op} {m:>5}x{n}x{k} cublas {result['cublas_ms']:.4f} ms "
+            f"({result['cublas_tflops']:.0f} TF) fused {top['ms']:.4f} ratio {top['ratio']:.3f} "
+            f"[{top['quartiles'][0]:.3f}, {top['quartiles'][1]:.3f}] {top['kernel']} "
+            f"{top['run']['groups']} p{top['run']['panel']}{extra}",
+            flush=True,
+        )
+        torch.cuda.empty_cache()
+        Path(args.out).write_text(
+            json.dumps(
+                {
+                    "command": " ".join(sys.argv),
+                    "gpu": torch.cuda.get_device_name(),
+                    "torch": torch.__version__,
+                    "provenance": "emulated: one GPU, data present, local inboxes",
+                    "results": results,
+                },
+                indent=1,
+            )
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

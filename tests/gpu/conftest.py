@@ -1,0 +1,39 @@
+"""GPU tests run where a GPU and the compiled kernels of ``build_out/gpu`` are."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+
+KERNELS = Path(os.environ.get("FLUXGEN_TEST_KERNELS", Path(__file__).parents[2] / "build_out/gpu"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder is a GPU test; without a GPU it is skipped and says so."""
+    try:
+        import torch
+
+        missing = "" if torch.cuda.is_available() else "no CUDA GPU"
+    except ImportError:
+        missing = "torch is not installed"
+    if not missing and not KERNELS.is_dir():
+        missing = f"no compiled kernels in {KERNELS}: run `make gpu-kernels`"
+    for item in items:
+        if Path(item.fspath).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.gpu)
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(autouse=True)
+def _watchdog():
+    """A kernel whose flag never comes must not hang the run."""
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,235 @@
+"""Fused kernels on one GPU: W in-process ranks, real flags, bit-exact against fp32 references."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
+from fluxgen.core.errors import CommTimeout, KernelError  # noqa: E402
+from fluxgen.core.problem import Op, Problem  # noqa: E402
+from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
+from fluxgen.runtime.workspace import half_bytes  # noqa: E402
+from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
+
+KERNELS = compiled_kernels()
+SUPPORT = load_support
+
+
+def integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Integers in [-3, 3]: products and fp32 sums are exact for every k used here."""
+    return torch.randint(-3, 4, shape, device="cuda").to(dtype)
+
+
+def exact_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a (m, k) times b (n, k) transposed, exact for integers, in fp32 without TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return a.float() @ b.float().t()
+
+
+def operands(problem: Problem):
+    """Fresh inputs and NaN-poisoned outputs of every rank."""
+    dtype = getattr(torch, problem.signature.dtype.torch_name)
+    w, rows = problem.tp, problem.m_local
+    weights = [integers(problem.n, problem.k, dtype=dtype) for _ in range(w)]
+    if problem.op is Op.AG_GEMM:
+        left = [integers(rows, problem.k, dtype=dtype) for _ in range(w)]
+        out = [
+            torch.full((problem.m, problem.n), float("nan"), device="cuda", dtype=dtype)
+            for _ in range(w)
+        ]
+    else:
+        left = [integers(problem.m, problem.k, dtype=dtype) for _ in range(w)]
+        out = [
+            torch.full((rows, problem.n), float("nan"), device="cuda", dtype=dtype)
+            for _ in range(w)
+        ]
+    return left, weights, out
+
+
+def expected(problem: Problem, left, weights):
+    """What each rank must hold, bit for bit: fp32 sums, rounded where the kernel rounds."""
+    dtype = getattr(torch, problem.signature.dtype.torch_name)
+    if problem.op is Op.AG_GEMM:
+        gathered = torch.cat(left)
+        return [exact_matmul(gathered, b).to(dtype) for b in weights]
+    partials = [exact_matmul(a, b).to(dtype).float() for a, b in zip(left, weights, strict=True)]
+    total = partials[0].clone()
+    for partial in partials[1:]:
+        total += partial
+    rows = problem.m_local
+    return [total[r * rows : (r + 1) * rows].to(dtype) for r in range(problem.tp)]
+
+
+def run_config(problem: Problem, groups=(), panel=0, axis="m", chunks=1) -> RunConfig:
+    transport = Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
+    return RunConfig(tuple(groups), panel, ChunkAxis(axis), chunks, 0, transport)
+
+
+def check(group, kernel, problem, run, delay=None):
+    left, weights, out = operands(problem)
+    torch.cuda.synchronize()
+    group.run(kernel, problem, run, left, weights, out, delay=delay)
+    group.synchronize()
+    for rank, (got, want) in enumerate(zip(out, expected(problem, left, weights), strict=True)):
+        wrong = (got != want).sum().item()
+        assert wrong == 0, (
+            f"{problem.key} {kernel.kernel.name} {run}: rank {rank}: {wrong} of {got.numel()} "
+            f"elements differ, {torch.isnan(got).sum().item()} of them never written"
+        )
+
+
+def sizes_for(world: int):
+    """(rows, n, k): odd sizes, tails of every tile, one element above and below."""
+    return [
+        (1, 8, 8),
+        (37, 136, 72),
+        (64, 120, 64),
+        (65, 1368, 360),
+        (128, 256, 128),
+        (129, 72, 1000),
+        (200, 2112, 192),
+        (256, 768, 512),
+    ]
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_exact_for_every_world(name: str, world: int) -> None:
+    kernel = load_kernel(name)
+    rng = random.Random(f"{name}/{world}")
+    problems = [
+        Problem(kernel.signature, rows * world, n, k, world) for rows, n, k in sizes_for(world)
+    ]
+    group = LocalGroup(world, max(half_bytes(p) for p in problems), SUPPORT())
+    for problem in problems:
+        groups = rng.choice([(), (world,), (1,) * world, (1, world - 1) if world > 1 else (1,)])
+        axis = rng.choice(["m", "k"]) if problem.op is Op.AG_GEMM else "m"
+        run = run_config(problem, groups, rng.choice([0, 1, 2, 5]), axis, rng.choice([1, 2, 4]))
+        check(group, kernel, problem, run)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_delayed_rank_and_back_to_back(world: int) -> None:
+    """H01: AG, RS, AG, RS... on one workspace, new data each call, each rank late in turn."""
+    names = sorted(KERNELS)
+    pair = [
+        load_kernel(next(n for n in names if n.startswith("ag_gemm_bf16"))),
+        load_kernel(next(n for n in names if n.startswith("gemm_rs_bf16"))),
+    ]
+    rows, n, k = 72, 264, 136
+    problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
+    group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
+    rounds = 6
+    data = []
+    for _ in range(rounds):
+        data.append([operands(p) for p in problems])
+    torch.cuda.synchronize()
+    for repeat in range(rounds):
+        for kernel, problem, (left, weights, out) in zip(pair, problems, data[repeat], strict=True):
+            late = repeat % world
+            group.run(
+                kernel,
+                problem,
+                run_config(problem, chunks=1),
+                left,
+                weights,
+                out,
+                delay=lambda r, late=late: torch.cuda._sleep(3_000_000) if r == late else None,
+            )
+    group.synchronize()
+    for repeat in range(rounds):
+        for problem, (left, weights, out) in zip(problems, data[repeat], strict=True):
+            for got, want in zip(out, expected(problem, left, weights), strict=True):
+                assert torch.equal(got, want), f"{problem.key} round {repeat}"
+
+
+def test_thousand_calls() -> None:
+    """1,000 back-to-back mixed calls; the last of every ten is checked, all inputs differ."""
+    world, rows, n, k = 4, 64, 128, 128
+    names = sorted(KERNELS)
+    pair = [
+        load_kernel(next(x for x in names if x.startswith("ag_gemm_bf16"))),
+        load_kernel(next(x for x in names if x.startswith("gemm_rs_bf16"))),
+    ]
+    problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
+    group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
+    checked = 0
+    for batch in range(100):
+        data = [operands(problems[i % 2]) for i in range(10)]
+        torch.cuda.synchronize()
+        for i, (left, weights, out) in enumerate(data):
+            group.run(pair[i % 2], problems[i % 2], run_config(problems[i % 2]), left, weights, out)
+        group.synchronize()
+        for i, (left, weights, out) in enumerate(data):
+            for got, want in zip(out, expected(problems[i % 2], left, weights), strict=True):
+                assert torch.equal(got, want), f"batch {batch} call {i}"
+            checked += 1
+    assert checked == 1000
+    assert group.epoch == 1000
+
+
+def test_missing_peer_times_out_and_the_gpu_stays_usable() -> None:
+    """A rank that never starts: the others report which wait passed its deadline."""
+    kernel = load_kernel(next(n for n in sorted(KERNELS) if n.startswith("gemm_rs_bf16")))
+    problem = Problem(kernel.signature, 128, 128, 128, 2)
+    group = LocalGroup(2, half_bytes(problem), SUPPORT(), timeout_s=0.5)
+    left, weights, out = operands(problem)
+    group.world = 1  # only rank 0 is driven; its peer table still names rank 1
+    group.run(kernel, problem, run_config(problem), left, weights, out)
+    group.world = 2
+    with pytest.raises(CommTimeout) as caught:
+        group.synchronize()
+    assert (caught.value.rank, caught.value.peer, caught.value.chunk) == (0, 1, 0)
+    assert (caught.value.expected, caught.value.seen) == (1, 0)
+    again = LocalGroup(2, half_bytes(problem), SUPPORT())
+    check(again, kernel, problem, run_config(problem))
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "word"), [(36, 64, "n=36"), (64, 100, "k=100"), (64, 4, "k=4"), (1026, 64, "n=1026")]
+)
+def test_what_tma_cannot_do_is_refused_before_launch(n: int, k: int, word: str) -> None:
+    """A05, A09, A11: the full constraint with the values, on the host."""
+    kernel = load_kernel(sorted(KERNELS)[0])
+    problem = Problem(kernel.signature, 128, n, k, 1)
+    group = LocalGroup(1, half_bytes(problem) + 4096, SUPPORT())
+    args = group._gemm_args(0, problem, kernel.kernel, run_config(problem))
+    _left, weights, _out = operands(problem)
+    args.a = args.b = args.d = weights[0].data_ptr()
+    args.a_row_stride = args.b_row_stride = k
+    args.d_row_stride = n
+    with pytest.raises(KernelError, match=word):
+        kernel.launch(args, 0)
+    torch.cuda.synchronize()
+
+
+def test_padded_rows_and_misaligned_views() -> None:
+    """A07, A17, D05: aligned padded strides are taken as they are, others refused on the host."""
+    name = next(n for n in sorted(KERNELS) if n.startswith("gemm_rs_bf16"))
+    kernel = load_kernel(name)
+    problem = Problem(kernel.signature, 256, 264, 96, 2)
+    group = LocalGroup(2, half_bytes(problem), SUPPORT())
+    left, weights, out = operands(problem)
+    padded = []
+    for a in left:
+        buffer = torch.full((problem.m, 104), float("nan"), device="cuda", dtype=a.dtype)
+        buffer[:, :96] = a
+        padded.append(buffer[:, :96])
+    torch.cuda.synchronize()
+    group.run(kernel, problem, run_config(problem), padded, weights, out)
+    group.synchronize()
+    for got, want in zip(out, expected(problem, left, weights), strict=True):
+        assert torch.equal(got, want)
+
+    args = group._gemm_args(0, problem, kernel.kernel, run_config(problem))
+    args.a, args.a_row_stride = padded[0].data_ptr(), 103
+    args.b, args.b_row_stride = weights[0].data_ptr(), 96
+    with pytest.raises(KernelError, match="row strides"):
+        kernel.launch(args, 0)
+    args.a, args.a_row_stride = padded[0].data_ptr() + 2, 104
+    with pytest.raises(KernelError, match="16 bytes"):
+        kernel.launch(args, 0)

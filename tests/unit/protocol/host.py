@@ -1,0 +1,46 @@
+"""Compile the host driver once per session and expose it through ctypes."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from fluxgen.core.settings import data_dir
+
+
+@lru_cache(maxsize=1)
+def driver() -> ct.CDLL:
+    """The driver, compiled with all warnings as errors."""
+    compiler = shutil.which("g++")
+    assert compiler, "g++ is needed: it compiles the device headers for the host"
+    out = Path(mkdtemp(prefix="fluxgen-host-")) / "driver.so"
+    subprocess.run(
+        [
+            compiler,
+            "-std=c++17",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            f"-I{data_dir('templates') / 'include'}",
+            str(Path(__file__).with_name("host_driver.cpp")),
+            "-o",
+            str(out),
+        ],
+        check=True,
+    )
+    lib = ct.CDLL(str(out))
+    lib.walk.restype = ct.c_int64
+    lib.run_ranks.restype = ct.c_int64
+    lib.expire.restype = ct.c_int64
+    lib.layout.restype = ct.c_int64
+    lib.size_of.restype = ct.c_size_t
+    lib.offset_of.restype = ct.c_size_t
+    return lib

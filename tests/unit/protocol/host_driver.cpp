@@ -1,0 +1,180 @@
+// The device headers compiled for the host, driven by the tests through a C interface.
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "fluxgen/abi.h"
+#include "fluxgen/protocol.cuh"
+#include "fluxgen/tile_order.cuh"
+
+namespace fluxgen {
+uint64_t clock_ns() {
+  return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+void pause() { std::this_thread::yield(); }
+}  // namespace fluxgen
+
+using namespace fluxgen;
+
+extern "C" {
+
+// Walk the whole order. Returns the clusters visited, or a negative code for the first fault.
+int64_t walk(int op, int world, int rank, int64_t tiles_m, int64_t tiles_n, int panel,
+             int32_t const* groups, int group_count, int32_t* out) {
+  TileOrder order;
+  if (!make_tile_order(&order, op, world, rank, tiles_m, tiles_n, panel, groups, group_count)) {
+    return -1;
+  }
+  for (uint32_t i = 0; i < order.total; ++i) {
+    TileCoord const c = tile_at(order, i);
+    if (c.m < 0 || c.m >= tiles_m || c.n < 0 || c.n >= tiles_n || c.l < 0 || c.l >= world) {
+      return -2;
+    }
+    out[3 * i] = c.m;
+    out[3 * i + 1] = c.n;
+    out[3 * i + 2] = c.l;
+  }
+  return order.total;
+}
+
+int reached(uint32_t seen, uint32_t expected) { return epoch_reached(seen, expected); }
+
+size_t size_of(char const* name) {
+#define FLUXGEN_SIZE(type) \
+  if (std::strcmp(name, #type) == 0) return sizeof(type);
+  FLUXGEN_SIZE(fluxgen_report)
+  FLUXGEN_SIZE(fluxgen_group)
+  FLUXGEN_SIZE(fluxgen_gemm_args)
+  FLUXGEN_SIZE(fluxgen_reduce_args)
+  FLUXGEN_SIZE(fluxgen_begin_args)
+  FLUXGEN_SIZE(fluxgen_wait_args)
+  FLUXGEN_SIZE(fluxgen_kernel_info)
+  return 0;
+}
+
+size_t offset_of(char const* name) {
+#define FLUXGEN_OFFSET(type, field) \
+  if (std::strcmp(name, #type "." #field) == 0) return offsetof(type, field);
+  FLUXGEN_OFFSET(fluxgen_gemm_args, group)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, rows)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, d_row_stride)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, groups)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, chunk_size)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, sms)
+  FLUXGEN_OFFSET(fluxgen_group, peers)
+  FLUXGEN_OFFSET(fluxgen_group, report)
+  FLUXGEN_OFFSET(fluxgen_reduce_args, d)
+  FLUXGEN_OFFSET(fluxgen_reduce_args, blocks)
+  FLUXGEN_OFFSET(fluxgen_begin_args, row_stride_bytes)
+  FLUXGEN_OFFSET(fluxgen_wait_args, peer)
+  FLUXGEN_OFFSET(fluxgen_kernel_info, smem_bytes)
+  return size_t(-1);
+}
+
+int64_t layout(char const* name) {
+  static char base[1];
+  auto at = [](void* p) { return int64_t(static_cast<char*>(p) - base); };
+  if (!std::strcmp(name, "epoch")) return kEpochOffset;
+  if (!std::strcmp(name, "aborted")) return kAbortedOffset;
+  if (!std::strcmp(name, "ready")) return at(ready_flag(base, 0));
+  if (!std::strcmp(name, "arrived_1_2")) return at(arrived_flag(base, 1, 2));
+  if (!std::strcmp(name, "gathered_1_2")) return at(gathered_flag(base, 1, 2));
+  if (!std::strcmp(name, "counters")) return at(chunk_counter(base, 0, 0));
+  if (!std::strcmp(name, "data")) return at(data_half(base, 0, 0));
+  if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
+  if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
+  if (!std::strcmp(name, "abi_version")) return FLUXGEN_ABI_VERSION;
+  return -1;
+}
+
+// W ranks as threads run `calls` reduce-scatter calls through the real functions: tiles counted by
+// two workers a rank, chunks signalled, flags awaited, the inbox read and checked. Starts just
+// below the wrap of the epoch. Returns 0, or the number of wrong values read, or -1 on a timeout.
+int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, uint32_t first) {
+  int64_t const slab = int64_t(chunks) * tiles;  // one word a tile
+  int64_t const half = (world * slab * 4 + 1023) / 1024 * 1024;
+  std::vector<std::vector<uint32_t>> memory(world);
+  for (auto& m : memory) {
+    m.assign(size_t(kDataOffset + 2 * half) / 4, 0u);
+    for (int64_t i = kReadyOffset / 4; i < kCountersOffset / 4; ++i) m[size_t(i)] = first;
+  }
+  std::vector<fluxgen_report> reports(world);
+  std::atomic<int64_t> wrong{0};
+  std::atomic<bool> expired{false};
+  auto rank_main = [&](int rank) {
+    fluxgen_group group{};
+    group.world = world;
+    group.rank = rank;
+    group.half_bytes = half;
+    group.timeout_ns = 20'000'000'000ull;
+    group.report = &reports[rank];
+    for (int p = 0; p < world; ++p) group.peers[p] = memory[p].data();
+    void* mine = memory[rank].data();
+    *workspace_word(mine, kEpochOffset) = first;
+    std::mt19937 rng(rank * 7919 + 1);
+    for (int call = 0; call < calls && !expired; ++call) {
+      if (rank == late_rank && call % 16 == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      uint32_t const epoch = current_epoch(mine, 1);
+      auto worker = [&](int part) {
+        for (int owner = 0; owner < world; ++owner) {
+          for (int i = part; i < slab; i += 2) {
+            auto* slot = reinterpret_cast<uint32_t*>(
+                data_half(group.peers[owner], half, epoch));
+            __atomic_store_n(&slot[rank * slab + i], epoch * 1000003u + uint32_t(rank * slab + i),
+                             __ATOMIC_RELAXED);
+            signal_tile(group, owner, i / tiles, uint32_t(tiles), epoch);
+          }
+        }
+      };
+      std::thread second(worker, 1);
+      worker(0);
+      second.join();
+      auto* inbox = reinterpret_cast<uint32_t*>(data_half(mine, half, epoch));
+      for (int source = 0; source < world; ++source) {
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          if (!wait_epoch(arrived_flag(mine, source, chunk), epoch, group, 1, source, chunk)) {
+            expired = true;
+            return;
+          }
+          for (int i = chunk * tiles; i < (chunk + 1) * tiles; ++i) {
+            uint32_t const value = __atomic_load_n(&inbox[source * slab + i], __ATOMIC_RELAXED);
+            wrong += value != epoch * 1000003u + uint32_t(source * slab + i);
+          }
+        }
+      }
+      for (int i = 0; i < world * chunks; ++i) {
+        wrong += *chunk_counter(mine, i / chunks, i % chunks) != 0;
+      }
+      store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) threads.emplace_back(rank_main, r);
+  for (auto& t : threads) t.join();
+  return expired ? -1 : wrong.load();
+}
+
+// A flag that never comes: fills the report, and a second wait of the same call returns at once.
+int64_t expire(uint64_t timeout_ns, fluxgen_report* report, double* second_wait_seconds) {
+  std::vector<uint32_t> memory(size_t(kDataOffset) / 4, 0u);
+  fluxgen_group group{};
+  group.world = 4;
+  group.rank = 2;
+  group.timeout_ns = timeout_ns;
+  group.report = report;
+  for (auto& p : group.peers) p = memory.data();
+  *arrived_flag(memory.data(), 3, 5) = 6;
+  bool const first = wait_epoch(arrived_flag(memory.data(), 3, 5), 7, group, 1, 3, 5);
+  uint64_t const begin = clock_ns();
+  bool const again = wait_epoch(arrived_flag(memory.data(), 1, 0), 7, group, 1, 1, 0);
+  *second_wait_seconds = double(clock_ns() - begin) / 1e9;
+  return int64_t(first) + int64_t(again);
+}
+
+}  // extern "C"

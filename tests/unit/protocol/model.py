@@ -1,0 +1,165 @@
+"""A model of the epoch protocol and an exhaustive search of its interleavings.
+
+What is modelled: W ranks, each with a main stream and a copy stream, over a list of calls. A write
+to another rank's memory, or by a copy engine, is first *pending* and becomes visible later; plain
+writes become visible in any order, a *release* write only when every earlier write of the same
+stream is visible. Data carries the tag (epoch, op, source) of who wrote it, so that every read can
+be checked: a wrong tag is a lost update, an overwrite of unread data, or a stale read.
+
+A state is a tuple; the search visits every reachable one. ``Bug`` switches off one part of the
+protocol at a time, to show that the search would find its absence.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Bug(enum.Enum):
+    NONE = "none"
+    SINGLE_BUFFER = "one half instead of two"
+    NO_FENCE = "flags may become visible before the data they announce"
+    NO_READY = "copies do not wait for the peer's slab"
+    RS_SKIPS_WAITS = "the reduction does not wait for all sources"
+    SHARED_FLAGS = "copies and peers write the same block of flags"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    states: int
+    error: str | None
+
+
+# One step of a stream:
+#   ("write", key, tag)     visible at once: own memory, in stream order
+#   ("send", key, tag)      pending plain write
+#   ("release", key, epoch) pending release write
+#   ("wait", key, epoch)    enabled once the flag has reached the epoch
+#   ("read", key, tag)      the data must carry the tag
+#   ("copy", src, dst, tag) read src (must carry the tag), pending plain write to dst
+#   ("fork",) / ("join",)   the copy stream may run / must have finished this call
+def program(rank: int, world: int, calls: str, bug: Bug):
+    main: list[tuple] = []
+    copy: list[tuple] = []
+    peers = [(rank + i) % world for i in range(1, world)]
+    for epoch, op in enumerate(calls, start=1):
+        half = 0 if bug is Bug.SINGLE_BUFFER else epoch % 2
+        gathered = "arrived" if bug is Bug.SHARED_FLAGS else "gathered"
+        if op == "A":
+            main.append(("write", ("data", rank, half, rank), (epoch, op, rank)))
+            main.append(("write", (gathered, rank, rank), epoch))
+            main += [("release", ("ready", p, rank), epoch) for p in peers]
+            main.append(("fork", epoch))
+            copy.append(("start", epoch))
+            for p in peers:
+                if bug is not Bug.NO_READY:
+                    copy.append(("wait", ("ready", rank, p), epoch))
+                copy.append(("copy", ("data", p, half, p), ("data", rank, half, p), (epoch, op, p)))
+                copy.append(("release", (gathered, rank, p), epoch))
+            for s in [rank, *peers]:
+                main.append(("wait", (gathered, rank, s), epoch))
+                main.append(("read", ("data", rank, half, s), (epoch, op, s)))
+            main.append(("join", len(copy)))
+        else:
+            for p in peers:
+                main.append(("send", ("data", p, half, rank), (epoch, op, rank)))
+                main.append(("release", ("arrived", p, rank), epoch))
+            main.append(("write", ("data", rank, half, rank), (epoch, op, rank)))
+            sources = sorted([rank, *peers])
+            waited = sources[:1] if bug is Bug.RS_SKIPS_WAITS else sources
+            main += [("wait", ("arrived", rank, s), epoch) for s in waited if s != rank]
+            main += [("read", ("data", rank, half, s), (epoch, op, s)) for s in sources]
+    return tuple(main), tuple(copy)
+
+
+def _set(row: tuple, index: int, value) -> tuple:
+    return (*row[:index], value, *row[index + 1 :])
+
+
+def _push(pending: tuple, stream: int, slot: int, value, release: bool) -> tuple:
+    return _set(pending, stream, (*pending[stream], (slot, value, release)))
+
+
+_MEMORY = ("data", "ready", "arrived", "gathered")
+_INVISIBLE = ("send", "release", "fork", "start", "join", "wait")
+
+
+def explore(world: int, calls: str, bug: Bug = Bug.NONE, limit: int = 3_000_000) -> Outcome:
+    """Visit every interleaving; the first violation or deadlock ends the search."""
+    streams = [s for r in range(world) for s in program(r, world, calls, bug)]
+    keys: dict[tuple, int] = {}
+    for stream in streams:
+        for step in stream:
+            for part in step[1:3]:
+                if isinstance(part, tuple) and part and part[0] in _MEMORY:
+                    keys.setdefault(part, len(keys))
+    fenced = bug is not Bug.NO_FENCE
+    # state: (pcs, forked epoch per rank, memory, pending writes per stream)
+    start = (
+        (0,) * len(streams),
+        (0,) * world,
+        (0,) * len(keys),
+        ((),) * len(streams),
+    )
+    seen, stack = {start}, [start]
+    while stack:
+        state = stack.pop()
+        pcs, forked, memory, pending = state
+        successors = []
+        for i, stream in enumerate(streams):
+            if pcs[i] == len(stream):
+                continue
+            step = stream[pcs[i]]
+            kind = step[0]
+            next_pcs = (*pcs[:i], pcs[i] + 1, *pcs[i + 1 :])
+            enabled = True
+            after = (next_pcs, forked, memory, pending)
+            if kind == "wait":
+                value = memory[keys[step[1]]]
+                enabled = bool(value) and value >= step[2]
+            elif kind in ("read", "copy"):
+                tag = step[-1]
+                if memory[keys[step[1]]] != tag:
+                    found = memory[keys[step[1]]]
+                    return Outcome(len(seen), f"{kind} {step[1]}: {found}, not {tag}")
+                if kind == "copy":
+                    after = (next_pcs, forked, memory, _push(pending, i, keys[step[2]], tag, False))
+            elif kind == "write":
+                after = (next_pcs, forked, _set(memory, keys[step[1]], step[2]), pending)
+            elif kind in ("send", "release"):
+                grown = _push(pending, i, keys[step[1]], step[2], kind == "release")
+                after = (next_pcs, forked, memory, grown)
+            elif kind == "fork":
+                after = (next_pcs, _set(forked, i // 2, step[1]), memory, pending)
+            elif kind == "start":
+                enabled = forked[i // 2] >= step[1]
+            else:  # join: the copy stream has finished this call, its writes included
+                enabled = pcs[i + 1] >= step[1] and not pending[i + 1]
+            if not enabled:
+                continue
+            if kind in _INVISIBLE:
+                # Nothing another stream does depends on when this step is taken, so taking it
+                # alone, now, loses no behaviour (a persistent set of one step).
+                successors = [after]
+                break
+            successors.append(after)
+        else:
+            for i in range(len(streams)):
+                for j, (slot, value, release) in enumerate(pending[i]):
+                    if release and fenced and j > 0:
+                        continue
+                    rest = pending[i][:j] + pending[i][j + 1 :]
+                    successors.append(
+                        (pcs, forked, _set(memory, slot, value), _set(pending, i, rest))
+                    )
+        if not successors and any(pc < len(s) for pc, s in zip(pcs, streams, strict=True)):
+            blocked = [s[pc] for pc, s in zip(pcs, streams, strict=True) if pc < len(s)]
+            return Outcome(len(seen), f"deadlock at {blocked}")
+        for successor in successors:
+            if successor not in seen:
+                seen.add(successor)
+                stack.append(successor)
+        if len(seen) > limit:
+            raise RuntimeError(f"more than {limit} states: shrink the model")
+    return Outcome(len(seen), None)

@@ -1,0 +1,78 @@
+"""The protocol header on the host: real threads, real atomics; and its ctypes mirror."""
+
+from __future__ import annotations
+
+import ctypes as ct
+
+import pytest
+
+from fluxgen.runtime import abi, workspace
+from tests.unit.protocol.host import driver
+
+
+@pytest.mark.parametrize(
+    ("world", "chunks", "tiles", "late"),
+    [(1, 1, 1, -1), (2, 1, 3, 0), (2, 4, 2, 1), (3, 2, 5, 1), (4, 1, 4, 3), (8, 2, 2, 5)],
+)
+def test_ranks_as_threads_read_what_was_written(world, chunks, tiles, late):
+    first = 2**32 - 20  # the epoch wraps during the run
+    calls = 120 if world < 8 else 60
+    assert driver().run_ranks(world, calls, chunks, tiles, late, ct.c_uint32(first)) == 0
+
+
+def test_epochs_compare_modulo_two_to_the_32():
+    reached = driver().reached
+    for seen, expected, result in [
+        (1, 1, 1),
+        (2, 1, 1),
+        (0, 1, 0),
+        (0, 2**32 - 1, 1),
+        (2**32 - 1, 0, 0),
+        (5, 2**32 - 5, 1),
+    ]:
+        assert reached(ct.c_uint32(seen), ct.c_uint32(expected)) == result
+
+
+def test_a_wait_past_its_deadline_reports_and_does_not_wait_again():
+    report, second = abi.Report(), ct.c_double()
+    satisfied = driver().expire(ct.c_uint64(300_000_000), ct.byref(report), ct.byref(second))
+    assert satisfied == 0
+    assert (report.code, report.op, report.rank, report.peer) == (1, 1, 2, 3)
+    assert (report.chunk, report.expected, report.seen) == (5, 7, 6)
+    assert second.value < 0.1, "the second wait of an aborted call must not spend a deadline again"
+
+
+def test_ctypes_structs_match_the_header():
+    for name, struct in abi.STRUCTS.items():
+        assert driver().size_of(name.encode()) == ct.sizeof(struct), name
+    for struct, field in [
+        ("fluxgen_gemm_args", "group"),
+        ("fluxgen_gemm_args", "rows"),
+        ("fluxgen_gemm_args", "d_row_stride"),
+        ("fluxgen_gemm_args", "groups"),
+        ("fluxgen_gemm_args", "chunk_size"),
+        ("fluxgen_gemm_args", "sms"),
+        ("fluxgen_group", "peers"),
+        ("fluxgen_group", "report"),
+        ("fluxgen_reduce_args", "d"),
+        ("fluxgen_reduce_args", "blocks"),
+        ("fluxgen_begin_args", "row_stride_bytes"),
+        ("fluxgen_wait_args", "peer"),
+        ("fluxgen_kernel_info", "smem_bytes"),
+    ]:
+        ours = getattr(abi.STRUCTS[struct], field).offset
+        assert driver().offset_of(f"{struct}.{field}".encode()) == ours, f"{struct}.{field}"
+
+
+def test_workspace_layout_matches_the_header():
+    layout = driver().layout
+    assert layout(b"epoch") == abi.EPOCH_OFFSET
+    assert layout(b"aborted") == abi.ABORTED_OFFSET
+    assert layout(b"ready") == abi.READY_OFFSET
+    assert layout(b"arrived_1_2") == abi.ARRIVED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
+    assert layout(b"gathered_1_2") == workspace.gathered_offset(1, 2)
+    assert layout(b"counters") == abi.COUNTERS_OFFSET
+    assert layout(b"data") == abi.DATA_OFFSET
+    assert layout(b"max_world") == abi.MAX_WORLD
+    assert layout(b"max_chunks") == abi.MAX_CHUNKS
+    assert layout(b"abi_version") == abi.ABI_VERSION

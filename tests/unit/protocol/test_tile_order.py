@@ -1,0 +1,120 @@
+"""The tile-order header, compiled for the host: every cluster exactly once, in arrival order."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluxgen.codegen.space import group_choices
+from fluxgen.core.problem import Op
+from tests.unit.protocol.host import driver
+
+AG, RS = 0, 1
+
+
+def walk(op, world, rank, tiles_m, tiles_n, panel=0, groups=()):
+    total = world * tiles_m * tiles_n
+    out = np.full((total, 3), -7, dtype=np.int32)
+    array = (ct.c_int32 * max(1, len(groups)))(*groups)
+    count = driver().walk(
+        op,
+        world,
+        rank,
+        ct.c_int64(tiles_m),
+        ct.c_int64(tiles_n),
+        panel,
+        array,
+        len(groups),
+        out.ctypes.data_as(ct.c_void_p),
+    )
+    return count, out
+
+
+def assert_exactly_once(out, world, tiles_m, tiles_n):
+    linear = (out[:, 2] * tiles_m + out[:, 0]) * tiles_n + out[:, 1]
+    assert np.array_equal(np.sort(linear), np.arange(world * tiles_m * tiles_n))
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("op", [AG, RS])
+def test_every_cluster_exactly_once(op, world):
+    choices = group_choices(Op.AG_GEMM if op == AG else Op.GEMM_RS, world)
+    for groups, panel, (tm, tn), rank in itertools.product(
+        [(), *choices], [0, 1, 2, 3, 8], [(1, 1), (1, 7), (3, 5), (4, 16), (5, 33)], range(world)
+    ):
+        count, out = walk(op, world, rank, tm, tn, panel, groups)
+        assert count == world * tm * tn
+        assert_exactly_once(out, world, tm, tn)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_grouping_once_and_in_arrival_order(data):
+    world = data.draw(st.integers(1, 16))
+    rank = data.draw(st.integers(0, world - 1))
+    op = data.draw(st.sampled_from([AG, RS]))
+    cuts = sorted(data.draw(st.sets(st.integers(1, world), max_size=world)) | {world})
+    groups = tuple(b - a for a, b in zip([0, *cuts], cuts, strict=False))
+    tm, tn = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 21))
+    panel = data.draw(st.integers(0, 23))
+    count, out = walk(op, world, rank, tm, tn, panel, groups)
+    assert count == world * tm * tn
+    assert_exactly_once(out, world, tm, tn)
+    first = rank if op == AG else (rank + 1) % world
+    begin = 0
+    for size in groups:
+        ranks = {(first + begin + i) % world for i in range(size)}
+        rows = out[begin * tm * tn : (begin + size) * tm * tn]
+        assert set(rows[:, 2].tolist()) == ranks, "a group visits its ranks and no others"
+        width = min(panel or tn, tn)
+        panels = rows[:, 1] // width
+        assert np.all(np.diff(panels) >= 0), "B is read once per group: panels never come back"
+        begin += size
+
+
+def test_own_slab_first_for_ag_and_last_for_rs():
+    _, out = walk(AG, 4, 2, 2, 3, 0, (1, 1, 1, 1))
+    assert [int(x) for x in out[::6, 2]] == [2, 3, 0, 1]
+    _, out = walk(RS, 4, 2, 2, 3, 0, (1, 1, 1, 1))
+    assert [int(x) for x in out[::6, 2]] == [3, 0, 1, 2]
+
+
+def test_the_drawing_in_the_header():
+    _, out = walk(AG, 4, 2, 2, 5, 2, (1, 3))
+    order = {tuple(map(int, c)): i for i, c in enumerate(out)}
+    assert [order[(0, n, 2)] for n in range(5)] == [0, 1, 4, 5, 8]
+    assert [order[(1, n, 2)] for n in range(5)] == [2, 3, 6, 7, 9]
+    assert [order[(0, n, 3)] for n in range(5)] == [10, 11, 22, 23, 34]
+    assert [order[(0, n, 0)] for n in range(5)] == [14, 15, 26, 27, 36]
+
+
+@pytest.mark.parametrize(
+    ("world", "rank", "tm", "tn", "panel", "groups"),
+    [
+        (0, 0, 1, 1, 0, ()),
+        (17, 0, 1, 1, 0, ()),
+        (4, 4, 1, 1, 0, ()),
+        (4, -1, 1, 1, 0, ()),
+        (4, 0, 0, 1, 0, ()),
+        (4, 0, 1, 0, 0, ()),
+        (4, 0, 1, 1, -1, ()),
+        (4, 0, 1, 1, 0, (1, 2)),
+        (4, 0, 1, 1, 0, (5,)),
+        (4, 0, 1, 1, 0, (4, 0)),
+        (4, 0, 1, 1, 0, (-1, 5)),
+        (16, 0, 2**16, 2**16, 0, ()),
+    ],
+)
+def test_bad_arguments_are_refused(world, rank, tm, tn, panel, groups):
+    array = (ct.c_int32 * max(1, len(groups)))(*groups)
+    assert (
+        driver().walk(
+            AG, world, rank, ct.c_int64(tm), ct.c_int64(tn), panel, array, len(groups), None
+        )
+        == -1
+    )

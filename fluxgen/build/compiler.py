@@ -21,7 +21,7 @@ from fluxgen.build.ptxas import (
     first_error,
     out_of_memory,
     parse_facts,
-    warning_codes,
+    serialised_wgmma,
 )
 from fluxgen.build.toolchain import Toolchain
 from fluxgen.core.errors import BuildError, StoreError, ToolchainError, UsageError
@@ -264,9 +264,9 @@ def _check_quality(source: Source, facts: tuple[PtxasFacts, ...], text: str, log
                 f"take a smaller tile",
                 log,
             )
-    if "C7510" in warning_codes(text):
-        named = [fact.kernel[:200] for fact in facts if "C7510" in fact.warnings]
+    if serialised := serialised_wgmma(text):
+        code, function = serialised[0]
         raise CompileError(
-            f"{source.name}: ptxas serialises wgmma (C7510) in {', '.join(named) or 'a function'}",
+            f"{source.name}: ptxas serialises wgmma ({code}) in {function[:200] or 'a function'}",
             log,
         )

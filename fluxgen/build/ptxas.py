@@ -16,7 +16,7 @@ class PtxasFacts:
         kernel: mangled name. arch: e.g. ``sm_90a``.
         registers, barriers, stack, spill_stores, spill_loads, smem: as reported; functions that
             the kernel calls are counted in.
-        warnings: codes of performance warnings, e.g. ``C7510`` (wgmma serialised).
+        warnings: codes of performance warnings, e.g. ``C7508`` (setmaxnreg ignored).
     """
 
     kernel: str
@@ -85,10 +85,18 @@ def _with_warnings(fact: PtxasFacts, found: Iterable[tuple[str, str]]) -> PtxasF
     return replace(fact, warnings=tuple(sorted(codes)))
 
 
-def warning_codes(log: str) -> tuple[str, ...]:
-    """Codes of all performance warnings in the log, whichever function they name."""
-    lines = (line for line in log.splitlines() if "ptxas" in line)
-    return tuple(sorted({code[1] for line in lines if (code := _CODE.search(line))}))
+def serialised_wgmma(log: str) -> tuple[tuple[str, str], ...]:
+    """(code, function) of each warning that wgmma is serialised; function "" if not named.
+
+    ptxas has a code for each cause (C7510 for touched accumulators, C7511 for lack of registers,
+    and more), so the sentence is what counts.
+    """
+    found = []
+    for line in log.splitlines():
+        if "ptxas" in line and "wgmma" in line and "serialized" in line:
+            code, named = _CODE.search(line), _IN_FUNCTION.search(line)
+            found.append((code[1] if code else "no code", named[1] if named else ""))
+    return tuple(found)
 
 
 _ERROR = re.compile(

@@ -46,6 +46,24 @@ __global__ void __launch_bounds__(1024, 2) spill(float* p) {
 """
 
 
+# Accumulators are touched between wgmmas in flight.
+SERIALISED = """
+__global__ void serialised(float* out, unsigned long long a, unsigned long long b) {
+  float x = 0, y = 0, z = 0, w = 0;
+  asm volatile("wgmma.fence.sync.aligned;");
+  for (int i = 0; i < 4; ++i) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;}"
+                 : "+f"(x), "+f"(y), "+f"(z), "+f"(w) : "l"(a + i), "l"(b));
+    x += 1;
+  }
+  asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;");
+  out[threadIdx.x] = x + y + z + w;
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def toolchain() -> Toolchain:
     try:
@@ -117,13 +135,16 @@ def test_errors_are_told_and_others_go_on(toolchain: Toolchain, place: Path) -> 
         source(place, TEXT.replace("float s[32]", "floot s[32]")),
         source(place, '#include "nope.h"\n'),
         source(place, SPILL),
+        source(place, SERIALISED),
         source(place, "int fine;\n"),
     ]
-    first, second, third, fourth = build_all(sources, toolchain, store)
-    assert [r.status for r in (first, second, third, fourth)] == ["failed"] * 3 + ["built"]
+    results = build_all(sources, toolchain, store)
+    assert [r.status for r in results] == ["failed"] * 4 + ["built"]
+    first, second, third, fourth, _ = results
     assert 'kernel.cu(6): error: identifier "floot" is undefined' in first.error
     assert "nope.h: No such file" in second.error.splitlines()[0]
     assert "registers spill" in third.error and "32 registers" in third.error
+    assert "serialises wgmma (C75" in fourth.error and "serialised" in fourth.error
     log = Path(first.error.splitlines()[1].removeprefix("Full log: "))
     assert "floot" in log.read_text()
 

@@ -22,93 +22,31 @@ So with the ladder t = 1, 2, 4, 8: m = 3 -> 4, m = 12 -> 8, m = 0, 17, 2048 and 
 
 from __future__ import annotations
 
-import enum
 import functools
-import hashlib
 import logging
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
-import fluxgen
 from fluxgen.codegen.space import why_illegal
-from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.errors import DatabaseError, UsageError
 from fluxgen.core.problem import Problem, Signature
-from fluxgen.core.record import Provenance, Record
+from fluxgen.core.record import Record
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import Topology
 from fluxgen.db import packs as shipped
-from fluxgen.db.codec import record_to_json_line
 from fluxgen.db.database import Database, Failure
+from fluxgen.db.result import LookupResult, Reason, default, found, miss
 from fluxgen.db.verify import why_slower
 
 MEMO_SIZE = 8192
 """Answers kept; more distinct questions than that start over (about 1 KB each)."""
+
 REACH = 2
 """The largest ratio of the asked m to a tuned one, either way, that a record is used over."""
 
+__all__ = ["MEMO_SIZE", "REACH", "Lookup", "LookupResult", "Reason", "default_lookup", "lookup"]
+
 _log = logging.getLogger("fluxgen.db")
-
-
-class Reason(str, enum.Enum):
-    """How an answer was found."""
-
-    EXACT = "exact"
-    BUCKET = "bucket"
-    DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class LookupResult:
-    """What to run and why.
-
-    Attributes:
-        reason: exact, bucket or default. record: the record used, None for default.
-        text: one line for people, with the searched key.
-        key: the searched key, ``<topology>/<Problem.key>``.
-        source: the database file or pack directory the record came from, else empty.
-        digest: 16 hex digits over the record (or its absence), the asked key and the version:
-            equal on two ranks only if they decided from the same record.
-    """
-
-    reason: Reason
-    record: Record | None
-    text: str
-    key: str
-    source: str
-    digest: str
-
-    @property
-    def kernel(self) -> KernelConfig | None:
-        """The kernel to run, None for the unfused path."""
-        return None if self.record is None else self.record.kernel
-
-    @property
-    def run(self) -> RunConfig | None:
-        """The run-time configuration, None for the unfused path."""
-        return None if self.record is None else self.record.run
-
-    @property
-    def config(self) -> tuple[KernelConfig, RunConfig] | None:
-        """Kernel and run-time configuration, None for the unfused path."""
-        kernel, run = self.kernel, self.run
-        return None if kernel is None or run is None else (kernel, run)
-
-    @property
-    def time_us(self) -> float | None:
-        """The record's time at its own m, microseconds."""
-        return None if self.record is None else self.record.time_us
-
-    @property
-    def baseline_us(self) -> float | None:
-        """The unfused path's time at the record's own m, microseconds."""
-        return None if self.record is None else self.record.baseline_us
-
-    @property
-    def provenance(self) -> Provenance | None:
-        """How the record's figures were obtained."""
-        return None if self.record is None else self.record.provenance
 
 
 _Family = dict[int, list[tuple[Record, str]]]
@@ -195,7 +133,7 @@ class Lookup:
     def _decide(self, snapshot: _Snapshot, problem: Problem, topology: Topology) -> LookupResult:
         key = f"{topology.key}/{problem.key}"
         if problem.m == 0 or problem.k == 0:
-            return _default(key, f"{key}: a zero size, nothing to launch")
+            return default(key, f"{key}: a zero size, nothing to launch")
         if topology.key not in snapshot.families:
             self._load(snapshot, topology.key)
         family_key = (problem.signature, problem.n, problem.k, problem.tp)
@@ -206,9 +144,9 @@ class Lookup:
             for record, source in family[tuned]:
                 reason = _why_not(problem, topology, record, failures)
                 if reason is None:
-                    return _found(key, problem, record, source)
+                    return found(key, problem, record, source)
                 rejected = rejected or f"; the record for m={tuned} does not fit: {reason}"
-        answer = _default(key, _miss(key, family, rejected))
+        answer = default(key, miss(key, family, rejected))
         told = (topology.key, family_key)
         _log.log(logging.DEBUG if told in self._told else logging.WARNING, "%s", answer.text)
         self._told.add(told)
@@ -262,35 +200,6 @@ def _why_not(
         ):
             return f"it failed before: {failure.reason}"
     return why_illegal(problem, topology, record.kernel, record.run) or why_slower(record)
-
-
-def _found(key: str, problem: Problem, record: Record, source: str) -> LookupResult:
-    exact = record.problem.m == problem.m
-    reason = Reason.EXACT if exact else Reason.BUCKET
-    what = "the unfused path" if record.kernel is None else record.kernel.name
-    near = "" if exact else f" for m={record.problem.m}, within {REACH}x"
-    text = f"{key}: {reason.value}: {record.provenance.value} record{near} from {source}: {what}"
-    return LookupResult(
-        reason, record, text, key, source, _digest(key, record_to_json_line(record))
-    )
-
-
-def _default(key: str, text: str) -> LookupResult:
-    return LookupResult(Reason.DEFAULT, None, text, key, "", _digest(key, ""))
-
-
-def _miss(key: str, family: _Family, rejected: str) -> str:
-    sizes = ", ".join(map(str, sorted(family)[:16])) + (", ..." if len(family) > 16 else "")
-    tuned = f"tuned m: {sizes}" if family else "none of its family is tuned"
-    return (
-        f"no usable record for {key} ({tuned}{rejected}); using the unfused path. "
-        "Tune it with 'fluxgen tune'"
-    )
-
-
-def _digest(key: str, line: str) -> str:
-    text = "\n".join((fluxgen.__version__, key, line))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def default_lookup(db: Path | None = None, packs: Path | None = None) -> Lookup:

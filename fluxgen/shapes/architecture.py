@@ -96,7 +96,7 @@ def model_dims(model: str | Path | Mapping[str, Any] | RawConfig) -> ModelDims:
     if quantization is None:
         quantization = read_quantization(config, {})
     _refuse_foreign(config, model_type)
-    family = FAMILIES.get(model_type)
+    family = FAMILIES.get(_family_name(model_type))
     if family is None:
         family = _generic_family(config, model_type, warnings)
     if family.refused:
@@ -166,13 +166,15 @@ def _language_model(top: Section, warnings: list[str]) -> tuple[Section, str]:
                     f"{inner[0]} is {show(inner[1])} in {child.where.rsplit(': ', 1)[-1]} but "
                     f"{show(outer[1])} above it; the nested value is used"
                 )
-        child_type = _model_type(child)
-        if not child_type:
-            child_type = NESTED_TYPES.get(model_type, "")
-        if not child_type:
-            text_type = f"{model_type}_text"
-            child_type = text_type if text_type in FAMILIES else model_type
-        config, model_type = child, child_type
+        config, model_type = child, _model_type(child) or _family_name(model_type)
+
+
+def _family_name(model_type: str) -> str:
+    """The language model's type of a multi-modal one, which some exports give in its place."""
+    if model_type in FAMILIES:
+        return model_type
+    text_type = NESTED_TYPES.get(model_type, f"{model_type}_text")
+    return text_type if text_type in FAMILIES else model_type
 
 
 def _model_type(config: Section) -> str:

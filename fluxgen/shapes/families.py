@@ -272,7 +272,7 @@ NESTED_TYPES: Mapping[str, str] = {
     "qwen2_5_omni_thinker": "qwen2_5_vl_text",
     "gemma4_unified": "gemma4_text",
 }
-"""Family of a nested text config that has no ``model_type``, by its parent's type."""
+"""Family of a multi-modal model's language part where it is not the type with ``_text`` added."""
 
 ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",

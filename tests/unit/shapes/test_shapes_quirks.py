@@ -229,6 +229,14 @@ def test_q13_nested_text_config(key):
         model_dims({"model_type": "gemma3", "text_config": [1]})
 
 
+def test_q13_multi_modal_type_with_the_text_keys_on_top():
+    flat = {**load_config("kimi-k2").data, "model_type": "kimi_k25", "vision_config": {"a": 1}}
+    assert model_gemms(flat, 8) == model_gemms("kimi-k2", 8)
+    assert not any("unknown" in warning for warning in model_dims(flat).warnings)
+    vl = without(LLAMA, model_type="qwen3_vl", hidden_size=2048)
+    assert attention(vl).head_dim == 128 and not model_dims(vl).warnings
+
+
 def test_m07_vision_config_is_never_read():
     only_vision = {"model_type": "llava", "vision_config": LLAMA}
     with pytest.raises(ModelConfigError, match="hidden_size"):
@@ -457,6 +465,32 @@ def test_q24_output_gate_doubles_q():
     config = dict(load_config("qwen3.5-27b").data["text_config"])
     assert sizes({**config, "attn_output_gate": False}, 8)["qkv"] == (1280, 5120)
     assert sizes("qwen3.5-27b", 8)["o"] == (5120, 768)
+
+
+def test_q24_qwen3_next_gates_without_a_key():
+    config = {
+        "model_type": "qwen3_next",
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_experts": 512,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    }
+    gemms = {g.name: (g.n, g.k, g.count) for g in model_gemms(config, 8)}
+    # 2 * 2 + 1 + 1 heads of 256 in every fourth layer; a shared expert in every layer.
+    assert gemms == {
+        "qkv": (1536, 2048, 12),
+        "o": (2048, 512, 12),
+        "shared_gate_up": (128, 2048, 48),
+        "shared_down": (2048, 64, 48),
+    }
 
 
 def test_q25_word_embed_proj_dim_is_not_the_hidden_size():

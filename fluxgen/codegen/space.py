@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
-from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature
+from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, ceil_div
 from fluxgen.core.topology import Gpu, LinkKind, Topology
 
 TILE_M = (64, 128, 256)
@@ -162,7 +162,7 @@ def why_illegal(
             f"a cluster of {kernel.cluster_m} tiles of {kernel.tile_m} rows is at least half "
             f"padding for slabs of m/tp = {rows} rows"
         )
-    columns = -(-problem.n // (kernel.cluster_n * kernel.tile_n))
+    columns = ceil_div(problem.n, kernel.cluster_n * kernel.tile_n)
     if run.panel > columns:
         return f"panel {run.panel} is wider than the {columns} clusters along n"
     if not 1 <= run.chunks <= MAX_CHUNKS:
@@ -174,7 +174,7 @@ def why_illegal(
             return f"{run.chunks} k chunks of at least {K_CHUNK_UNIT} do not fit k={problem.k}"
     elif run.chunks > 1:
         unit = kernel.tile_m * kernel.cluster_m
-        if -(-rows // unit) < run.chunks:
+        if ceil_div(rows, unit) < run.chunks:
             return f"{run.chunks} row chunks of at least {unit} rows do not fit m/tp = {rows}"
     if problem.op is Op.AG_GEMM and run.transport is not Transport.COPY_ENGINE_PULL:
         return f"transport {run.transport.value} does not carry ag_gemm; use copy_engine_pull"

@@ -109,6 +109,11 @@ class Signature:
         }
 
 
+def ceil_div(a: int, b: int) -> int:
+    """The least integer not below a / b, for b > 0."""
+    return -(-a // b)
+
+
 def check_int(name: str, value: object, low: int, high: int = MAX_DIM) -> int:
     """Return ``value`` if it is an int (no bool, no float, no text) within [low, high].
 
@@ -150,7 +155,7 @@ class Problem:
     @property
     def m_local(self) -> int:
         """Rows of one rank's slab, rounded up when tp does not divide m."""
-        return -(-self.m // self.tp)
+        return ceil_div(self.m, self.tp)
 
     @property
     def flops(self) -> float:

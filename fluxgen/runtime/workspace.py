@@ -5,7 +5,7 @@ from __future__ import annotations
 from fluxgen.codegen.space import K_CHUNK_UNIT
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.runtime import abi
 
 _HALF_ALIGN = 1024
@@ -21,7 +21,7 @@ def half_bytes(problem: Problem) -> int:
     """
     width = problem.k if problem.op is Op.AG_GEMM else problem.n
     size = problem.tp * problem.m_local * width * problem.signature.dtype.bytes
-    size = -(-size // _HALF_ALIGN) * _HALF_ALIGN
+    size = ceil_div(size, _HALF_ALIGN) * _HALF_ALIGN
     if size > MAX_WORKSPACE_BYTES:
         raise UsageError(
             f"workspace: {problem.key} needs {size} bytes a half, the limit is "
@@ -55,7 +55,7 @@ def chunk_size(problem: Problem, kernel: KernelConfig, run: RunConfig) -> int:
         return 0
     unit = K_CHUNK_UNIT if run.chunk_axis is ChunkAxis.K else kernel.tile_m
     extent = problem.k if run.chunk_axis is ChunkAxis.K else problem.m_local
-    size = -(-(-(-extent // unit)) // run.chunks) * unit
+    size = ceil_div(ceil_div(extent, unit), run.chunks) * unit
     return 0 if size >= extent else size
 
 

@@ -1,0 +1,19 @@
+"""The search for the best kernels and run-time knobs, with Optuna and without a GPU if need be.
+
+``search.tune`` is the entry; Optuna is imported only when it is called.
+"""
+
+from fluxgen.tune.decide import decide
+from fluxgen.tune.evaluators import Evaluator, Measurement, PredictEvaluator, make_evaluator
+from fluxgen.tune.search import TuneResult, default_storage, tune
+
+__all__ = [
+    "Evaluator",
+    "Measurement",
+    "PredictEvaluator",
+    "TuneResult",
+    "decide",
+    "default_storage",
+    "make_evaluator",
+    "tune",
+]

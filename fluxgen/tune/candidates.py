@@ -1,0 +1,157 @@
+"""The candidates of one problem: named choices that always decode to a legal configuration.
+
+The sampler sees four categorical parameters (kernel, groups, panel, cut). Whatever it picks is
+moved to the nearest legal configuration of that kernel, so an illegal one cannot be asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+
+from fluxgen.codegen.space import (
+    default_transport,
+    group_choices,
+    kernel_space,
+    run_space,
+    why_illegal,
+)
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.problem import Problem, Signature
+from fluxgen.core.topology import Gpu, Topology
+from fluxgen.predict import predict
+
+FINALISTS = 16
+"""Kernels whose every run-time configuration is predicted; the others get a few typical ones."""
+
+Params = dict[str, str | int]
+"""Values of the four parameters."""
+
+KNOBS = ("groups", "panel", "cut")
+"""The parameters that are not compiled in."""
+
+
+@lru_cache(maxsize=64)
+def _kernels(signature: Signature, gpu: Gpu) -> tuple[KernelConfig, ...]:
+    return tuple(kernel_space(signature, gpu))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Every legal fused configuration of ``problem`` on ``topology``."""
+
+    problem: Problem
+    topology: Topology
+
+    @cached_property
+    def kernels(self) -> tuple[KernelConfig, ...]:
+        """Kernels with at least one legal run configuration, in the space's order."""
+        transport = default_transport(self.problem.op, self.topology.link)
+        plain = RunConfig(transport=transport)
+        return tuple(
+            kernel
+            for kernel in _kernels(self.problem.signature, self.topology.gpu)
+            if why_illegal(self.problem, self.topology, kernel, plain) is None
+        )
+
+    @cached_property
+    def choices(self) -> dict[str, tuple[str | int, ...]]:
+        """Each knob's values, over all kernels: what the smallest cluster allows, all do not."""
+        loosest = min(
+            self.kernels,
+            key=lambda k: (k.tile_m * k.cluster_m, k.tile_n * k.cluster_n, k),
+        )
+        texts = [_encode(run) for run in run_space(self.problem, self.topology, loosest)]
+        return {knob: tuple(dict.fromkeys(text[knob] for text in texts)) for knob in KNOBS}
+
+    @cached_property
+    def version(self) -> str:
+        """Digest of all choices: a study of another search space must not be continued."""
+        if not self.kernels:
+            return "none"
+        text = repr(([kernel.name for kernel in self.kernels], sorted(self.choices.items())))
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @cached_property
+    def by_name(self) -> dict[str, KernelConfig]:
+        """Kernels by :attr:`KernelConfig.name`."""
+        return {kernel.name: kernel for kernel in self.kernels}
+
+    @cached_property
+    def _cache(self) -> dict[KernelConfig, tuple[RunConfig, ...]]:
+        return {}
+
+    def ranked_runs(self, kernel: KernelConfig) -> tuple[RunConfig, ...]:
+        """Every legal run configuration of ``kernel``, the predicted fastest first."""
+        if kernel not in self._cache:
+            runs = list(run_space(self.problem, self.topology, kernel))
+            times = {run: self._predict(kernel, run) for run in runs}
+            self._cache[kernel] = tuple(sorted(runs, key=times.__getitem__))
+        return self._cache[kernel]
+
+    @cached_property
+    def prior(self) -> dict[KernelConfig, float]:
+        """Predicted microseconds of each kernel at its best run configuration, fastest first.
+
+        Two stages: typical run configurations of all kernels, then all those of the finalists.
+        """
+        rough = {
+            kernel: min(self._predict(kernel, run) for run in self._typical(kernel))
+            for kernel in self.kernels
+        }
+        finalists = sorted(rough, key=rough.__getitem__)[:FINALISTS]
+        for kernel in finalists:
+            rough[kernel] = self._predict(kernel, self.ranked_runs(kernel)[0])
+        return dict(sorted(rough.items(), key=lambda item: item[1]))
+
+    def _typical(self, kernel: KernelConfig) -> list[RunConfig]:
+        transport = default_transport(self.problem.op, self.topology.link)
+        shapes = group_choices(self.problem.op, self.problem.tp)
+        cuts = ((ChunkAxis.M, 1), (ChunkAxis.K, 2))
+        runs = [
+            RunConfig(groups, panel, axis, chunks, 0, transport)
+            for groups, panel, (axis, chunks) in product(shapes, (0, 8), cuts)
+        ]
+        return [r for r in runs if why_illegal(self.problem, self.topology, kernel, r) is None]
+
+    def _predict(self, kernel: KernelConfig, run: RunConfig) -> float:
+        return predict(self.problem, self.topology, kernel, run).time_us
+
+    def encode(self, kernel: KernelConfig, run: RunConfig) -> Params | None:
+        """The parameters of a configuration, or None if it lies outside the space."""
+        if kernel.name not in self.by_name or run not in self.ranked_runs(kernel):
+            return None
+        return {"kernel": kernel.name, **_encode(run)}
+
+    def decode(self, params: Params) -> tuple[KernelConfig, RunConfig]:
+        """The legal configuration nearest to ``params``.
+
+        A panel that is too wide becomes all of n; too many chunks are halved until they fit.
+        """
+        kernel = self.by_name[str(params["kernel"])]
+        legal = self.ranked_runs(kernel)
+        groups = tuple(int(g) for g in str(params["groups"]).split("-"))
+        cut = str(params["cut"])
+        axis, chunks = ChunkAxis(cut[0]), int(cut[1:])
+        transport = default_transport(self.problem.op, self.topology.link)
+        for panel in (int(params["panel"]), 0):
+            left = chunks
+            while left > 1:
+                run = RunConfig(groups, panel, axis, left, 0, transport)
+                if run in legal:
+                    return kernel, run
+                left //= 2
+            run = RunConfig(groups, panel, ChunkAxis.M, 1, 0, transport)
+            if run in legal:
+                return kernel, run
+        return kernel, legal[0]
+
+
+def _encode(run: RunConfig) -> Params:
+    return {
+        "groups": "-".join(map(str, run.groups)),
+        "panel": run.panel,
+        "cut": f"{run.chunk_axis.value}{run.chunks}",
+    }

@@ -1,0 +1,129 @@
+"""What a candidate's time is: predicted without a GPU, or (later) measured on a device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from fluxgen.codegen.space import why_illegal
+from fluxgen.core.config import KernelConfig, RunConfig
+from fluxgen.core.errors import UnsupportedError, UsageError
+from fluxgen.core.problem import Problem
+from fluxgen.core.record import Provenance
+from fluxgen.core.topology import Topology
+from fluxgen.predict import predict, predict_baseline
+from fluxgen.predict.constants import MODEL_VERSION
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One evaluated candidate.
+
+    Attributes:
+        time_us: of the candidate, the slowest rank's, microseconds; infinite if not ``ok``.
+        baseline_us: of the unfused path, taken together with it (interleaved on a device).
+        provenance: how both figures were obtained.
+        ok: whether the candidate built, ran and gave right results. reason: why not, one line.
+        kernel_failed: whether it was the kernel that failed (e.g. did not build), so that no other
+            run-time configuration of it need be tried.
+    """
+
+    time_us: float
+    baseline_us: float
+    provenance: Provenance
+    ok: bool = True
+    reason: str = ""
+    kernel_failed: bool = False
+
+    @classmethod
+    def failure(
+        cls, provenance: Provenance, reason: str, *, kernel_failed: bool = False
+    ) -> Measurement:
+        """A candidate that failed for ``reason``."""
+        return cls(math.inf, math.inf, provenance, False, reason, kernel_failed)
+
+
+class Evaluator(Protocol):
+    """Times candidates. Implementations must return the same verdict for all ranks.
+
+    Attributes:
+        kind: short name without spaces; studies of different kinds are kept apart. It holds
+            whatever makes old times incomparable, such as a model version.
+        provenance: of every measurement.
+    """
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+
+    @property
+    def provenance(self) -> Provenance: ...  # noqa: D102
+
+    def method(self, topology: Topology) -> str:
+        """How figures are obtained, for ``Environment.method``."""
+        ...
+
+    def evaluate(
+        self,
+        problem: Problem,
+        topology: Topology,
+        kernel: KernelConfig | None,
+        run: RunConfig | None,
+    ) -> Measurement:
+        """Time ``kernel`` with ``run``; both None: the unfused baseline, candidate 0.
+
+        A candidate that fails is returned with ``ok=False``; only a broken machine raises.
+        """
+        ...
+
+
+class PredictEvaluator:
+    """The model of :mod:`fluxgen.predict`: needs no GPU, the same figure every time."""
+
+    kind = f"predict{MODEL_VERSION}"
+    provenance = Provenance.PREDICTED
+
+    def method(self, topology: Topology) -> str:
+        """The model's version and the link it assumes."""
+        return (
+            f"model {MODEL_VERSION}, {topology.link.value} {topology.bandwidth_gbs:g} GB/s, "
+            f"{topology.latency_us:g} us"
+        )
+
+    def evaluate(
+        self,
+        problem: Problem,
+        topology: Topology,
+        kernel: KernelConfig | None,
+        run: RunConfig | None,
+    ) -> Measurement:
+        """Predict one candidate; an illegal one fails with its reason.
+
+        Raises:
+            UsageError: m or k is 0, or tp is not the topology's world.
+        """
+        baseline = predict_baseline(problem, topology).time_us
+        if kernel is None or run is None:
+            return Measurement(baseline, baseline, self.provenance)
+        reason = why_illegal(problem, topology, kernel, run)
+        if reason:
+            return Measurement.failure(self.provenance, reason)
+        time_us = predict(problem, topology, kernel, run).time_us
+        return Measurement(time_us, baseline, self.provenance)
+
+
+def make_evaluator(name: str) -> Evaluator:
+    """The evaluator ``predict``, or ``auto``: the best that this machine can run.
+
+    Raises:
+        UnsupportedError: ``device``, which this release does not have.
+        UsageError: any other name.
+    """
+    if name in ("predict", "auto"):
+        return PredictEvaluator()
+    if name == "device":
+        raise UnsupportedError(
+            "evaluator 'device': this release does not measure on GPUs; use 'predict' (or "
+            "'auto'), whose records are marked as predicted"
+        )
+    raise UsageError(f"evaluator: expected one of predict, device, auto; found {name!r}")

@@ -1,0 +1,351 @@
+"""Tuning a whole model: few kernels, each problem's best configuration among them.
+
+1. The model (:mod:`fluxgen.predict`) ranks every legal kernel for every problem.
+2. At most ``max_kernels`` are chosen that together serve all problems (:mod:`.cover`).
+3. Each problem is searched within them (:mod:`.plan`, :mod:`.tuner`), the baseline first.
+4. Winners become records; where the baseline wins, the record says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from fluxgen import __version__
+from fluxgen.core.config import KernelConfig
+from fluxgen.core.errors import UsageError
+from fluxgen.core.problem import Problem, check_int
+from fluxgen.core.record import Environment, Record
+from fluxgen.core.settings import Settings
+from fluxgen.core.topology import Topology
+from fluxgen.db.database import Database
+from fluxgen.predict import predict_baseline
+from fluxgen.tune.candidates import Candidates, Params
+from fluxgen.tune.cover import Costs, choose_kernels
+from fluxgen.tune.decide import Candidate, decide
+from fluxgen.tune.evaluators import Evaluator, Measurement
+from fluxgen.tune.plan import History, shortlist
+from fluxgen.tune.seeds import seed_kernels
+
+if TYPE_CHECKING:
+    from fluxgen.tune.tuner import Session
+
+DEFAULT_TRIALS = 16
+"""Candidates per problem: a trial costs about 30 ms of Optuna and SQLite, and the prediction has
+ranked all candidates before."""
+
+KNOWN_GOOD = 3
+"""Winners of the same family (all but m equal) that are tried right after the baseline."""
+
+_log = logging.getLogger("fluxgen.tune")
+
+Progress = Callable[[int, int, int, float, float], None]
+"""Called after each trial: problem's index, problems, trials done, best and baseline in us."""
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a tuning run found.
+
+    Attributes:
+        records: one per tuned problem, in the order given.
+        kernels: distinct kernels that the records use (what has to be compiled).
+        dropped: problems not tuned, and why. failed: problems without even a baseline, and why.
+        unfinished: problems whose search was cut short (by a timeout or Ctrl-C); they may have a
+            record all the same. evaluated: candidates evaluated by this call.
+        interrupted: whether Ctrl-C ended it; the same call with the same storage resumes.
+    """
+
+    records: tuple[Record, ...]
+    kernels: tuple[KernelConfig, ...]
+    dropped: tuple[tuple[Problem, str], ...] = ()
+    failed: tuple[tuple[Problem, str], ...] = ()
+    unfinished: tuple[Problem, ...] = ()
+    evaluated: int = 0
+    interrupted: bool = False
+
+
+@dataclass
+class _Task:
+    candidates: Candidates
+    weight: int
+    known: History = field(default_factory=History)
+    known_good: list[tuple[KernelConfig, Params]] = field(default_factory=list)
+    history: History = field(default_factory=History)
+    done: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        return self.candidates.problem
+
+
+def default_storage() -> str:
+    """The SQLite file of all studies, under ``FLUXGEN_HOME``."""
+    return f"sqlite:///{Settings.load().home / 'studies.sqlite3'}"
+
+
+def study_name(candidates: Candidates, kind: str) -> str:
+    """The study of a problem: everything that makes old trials incomparable is in its name."""
+    topology = candidates.topology
+    link = f"{topology.bandwidth_gbs:g}GBs-{topology.latency_us:g}us"
+    return f"{candidates.problem.key}|{topology.key}|{link}|{kind}|{candidates.version}"
+
+
+def tune(
+    problems: Iterable[Problem],
+    topology: Topology,
+    *,
+    evaluator: Evaluator,
+    trials: int = DEFAULT_TRIALS,
+    timeout: float | None = None,
+    storage: str | None = None,
+    db: Database | None = None,
+    seed: int = 0,
+    max_kernels: int = 24,
+    counts: Mapping[Problem, int] | None = None,
+    progress: Progress | None = None,
+    sink: Callable[[Record], object] | None = None,
+) -> TuneResult:
+    """Find the best configuration of each problem.
+
+    Args:
+        problems: what to tune; duplicates are tuned once. topology: where it will run.
+        evaluator: times candidates. trials: candidates per problem, over all runs of its study
+            and with the baseline. timeout: seconds for the whole call.
+        storage: of Optuna (see ``tuner.open_storage``); None: ``default_storage()``.
+        db: known winners and failures are read from it, new failures written to it.
+        seed: of the sampler: the same seed gives the same trials, resumed or not.
+        max_kernels: most distinct kernels of all records. counts: how often each problem occurs
+            (default: as often as it is given). progress: see :data:`Progress`.
+        sink: takes each record, e.g. ``Database.put``.
+
+    Ctrl-C returns what was found, with ``interrupted`` set; every finished trial is kept.
+
+    Raises:
+        UsageError: a nonsensical argument, a problem of another tp than the topology's world, a
+            storage that cannot be opened, or Optuna is not installed.
+    """
+    check_int("trials", trials, 1, 1_000_000)
+    check_int("max_kernels", max_kernels, 1, 10_000)
+    check_int("seed", seed, 0)
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"timeout: expected seconds above 0, or None; found {timeout!r}")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        from fluxgen.tune.tuner import Session, open_storage
+    except ImportError as error:
+        raise UsageError(
+            f"tuning needs Optuna: pip install 'fluxgen-kernels[tune]' ({error})"
+        ) from None
+    backend = open_storage(storage or default_storage())
+    tasks, dropped = _tasks(problems, topology, counts)
+    interrupted, evaluated = False, 0
+    try:
+        for task in tasks:
+            _consult(task, topology, db)
+        chosen = _choose(tasks, topology, max_kernels)
+        for index, task in enumerate(tasks):
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            session = Session(
+                backend,
+                study_name(task.candidates, evaluator.kind),
+                task.candidates,
+                shortlist(task.candidates, chosen, trials),
+                seed,
+                task.known,
+                [params for kernel, params in task.known_good if kernel in chosen],
+                _failure_sink(task.problem, topology, db),
+            )
+            try:
+                report = None if progress is None else _reporter(progress, index, len(tasks))
+                evaluated += _search(session, task, topology, evaluator, trials, deadline, report)
+            finally:
+                task.history = session.history()
+                session.close()
+    except KeyboardInterrupt:
+        interrupted = True
+    records, failed = _records(tasks, topology, evaluator, max_kernels)
+    for record in records:
+        if sink is not None:
+            sink(record)
+    used = tuple(dict.fromkeys(r.kernel for r in records if r.kernel is not None))
+    return TuneResult(
+        records=tuple(records),
+        kernels=used,
+        dropped=tuple(dropped),
+        failed=tuple(failed),
+        unfinished=tuple(task.problem for task in tasks if not task.done),
+        evaluated=evaluated,
+        interrupted=interrupted,
+    )
+
+
+def _tasks(
+    problems: Iterable[Problem], topology: Topology, counts: Mapping[Problem, int] | None
+) -> tuple[list[_Task], list[tuple[Problem, str]]]:
+    given = Counter(problems)
+    tasks, dropped = [], []
+    for problem, times in given.items():
+        if problem.tp != topology.world:
+            raise UsageError(
+                f"problem {problem.key}: expected tp to be the topology's world "
+                f"{topology.world}; found {problem.tp}"
+            )
+        if problem.m == 0 or problem.k == 0:
+            reason = f"m={problem.m}, k={problem.k}: nothing to compute, not tuned"
+            _log.warning("%s: %s", problem.key, reason)
+            dropped.append((problem, reason))
+            continue
+        weight = times if counts is None else counts.get(problem, times)
+        tasks.append(_Task(Candidates(problem, topology), check_int("count", weight, 0)))
+    return tasks, dropped
+
+
+def _consult(task: _Task, topology: Topology, db: Database | None) -> None:
+    """Read from the database what is known of a problem: failures, and winners of its family."""
+    if db is None:
+        return
+    for failure in db.failures(task.problem, topology):
+        if failure.run is None:
+            task.known.dead.add(failure.kernel)
+        else:
+            task.known.failed[failure.kernel, failure.run] = failure.reason
+    m = task.problem.m
+    family = sorted(
+        db.find(task.problem, topology), key=lambda r: (abs(r.problem.m - m), r.problem.m)
+    )
+    for record in family[:KNOWN_GOOD]:
+        if record.kernel is None or record.run is None:
+            continue
+        params = task.candidates.encode(record.kernel, record.run)
+        if params is not None and task.known.unseen(record.kernel, record.run):
+            task.known_good.append((record.kernel, params))
+
+
+def _choose(
+    tasks: Sequence[_Task], topology: Topology, max_kernels: int
+) -> tuple[KernelConfig, ...]:
+    costs = []
+    hints: Counter[KernelConfig] = Counter()
+    for task in tasks:
+        prior = {k: t for k, t in task.candidates.prior.items() if k not in task.known.dead}
+        baseline = predict_baseline(task.problem, topology).time_us
+        # Where prediction favours the baseline a kernel is still tried if there is room for it:
+        # it may measure better, and the baseline is a candidate anyway.
+        costs.append(
+            Costs(max(baseline, 1.02 * min(prior.values(), default=0)), task.weight, prior)
+        )
+        hints.update(kernel for kernel, _ in task.known_good)
+        hints.update(seed_kernels(task.problem, topology, tuple(prior), 2))
+    preferred = sorted(hints, key=lambda kernel: (-hints[kernel], kernel))[: max_kernels // 2]
+    return choose_kernels(costs, max_kernels, preferred)
+
+
+def _search(
+    session: Session, task: _Task, topology: Topology, evaluator: Evaluator, trials: int,
+    deadline: float | None, report: Callable[[History], None] | None,
+) -> int:  # fmt: skip
+    """Evaluate candidates until the study has ``trials`` of them; returns how many were new."""
+    if session.history().size >= trials:
+        task.done = True
+        return 0
+    evaluated = 0
+    for trial, candidate, history in session.ask():
+        try:
+            measurement = _evaluate(evaluator, task.problem, topology, candidate)
+        except BaseException:
+            session.abandon(trial)
+            raise
+        session.tell(trial, candidate, measurement)
+        evaluated += 1
+        if report is not None:
+            report(session.history())
+        if history.size + 1 >= trials:
+            break
+        if deadline is not None and time.monotonic() >= deadline:
+            return evaluated
+    task.done = True
+    return evaluated
+
+
+def _evaluate(
+    evaluator: Evaluator, problem: Problem, topology: Topology, candidate: Candidate
+) -> Measurement:
+    kernel, run = candidate if candidate is not None else (None, None)
+    try:
+        return evaluator.evaluate(problem, topology, kernel, run)
+    except Exception as error:  # one bad candidate must not end the run
+        return Measurement.failure(evaluator.provenance, f"{type(error).__name__}: {error}")
+
+
+def _reporter(progress: Progress, index: int, total: int) -> Callable[[History], None]:
+    def report(history: History) -> None:
+        best = min(history.times.values(), default=float("inf"))
+        progress(index, total, history.size, best, history.times.get(None, float("inf")))
+
+    return report
+
+
+def _failure_sink(
+    problem: Problem, topology: Topology, db: Database | None
+) -> Callable[[Candidate, str, bool], None]:
+    def failed(candidate: Candidate, reason: str, kernel_failed: bool) -> None:
+        if db is not None and candidate is not None:
+            kernel, run = candidate
+            db.put_failure(problem, topology, kernel, None if kernel_failed else run, reason)
+
+    return failed
+
+
+def _records(
+    tasks: Sequence[_Task], topology: Topology, evaluator: Evaluator, max_kernels: int
+) -> tuple[list[Record], list[tuple[Problem, str]]]:
+    """Each problem's winner, with at most ``max_kernels`` kernels among them."""
+    ready = [task for task in tasks if None in task.history.times]
+    winners = [decide([task.history.times])[0] for task in ready]
+    allowed = {winner[0] for winner in winners if winner is not None}
+    if len(allowed) > max_kernels:
+        costs = [
+            Costs(task.history.times[None], task.weight, task.history.per_kernel())
+            for task in ready
+        ]
+        allowed = set(choose_kernels(costs, max_kernels))
+    environment = Environment(
+        gpu=topology.gpu.name,
+        sm_count=topology.gpu.sm_count,
+        fluxgen=__version__,
+        method=evaluator.method(topology),
+    )
+    created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    records = []
+    for task in ready:
+        times = {c: t for c, t in task.history.times.items() if c is None or c[0] in allowed}
+        if len(times) == 1 and not task.done:
+            continue  # only the baseline was timed before the search was cut short
+        winner, time_us = decide([times])
+        kernel, run = winner if winner is not None else (None, None)
+        records.append(
+            Record(
+                task.problem,
+                topology.key,
+                kernel,
+                run,
+                time_us,
+                times[None],
+                evaluator.provenance,
+                environment,
+                created=created,
+            )  # fmt: skip
+        )
+    failed = [
+        (task.problem, task.history.failed.get(None, "the baseline was not timed"))
+        for task in tasks
+        if task.done and None not in task.history.times
+    ]
+    return records, failed

@@ -1,0 +1,300 @@
+"""Optuna, by ask and tell: the only module that imports it.
+
+One study per (problem, topology, evaluator, search space). A trial is committed by ``tell``, so
+killing the process at any moment loses at most the candidate being evaluated. Optuna's heartbeat
+does not cover ask and tell: a session fails the RUNNING trials of dead processes itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import optuna
+from filelock import FileLock
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+
+from fluxgen.core.config import KernelConfig
+from fluxgen.core.errors import UsageError
+from fluxgen.tune import plan
+from fluxgen.tune.candidates import KNOBS, Candidates, Params
+from fluxgen.tune.decide import Candidate
+from fluxgen.tune.evaluators import Measurement
+from fluxgen.tune.owners import PREFIX, others_alive, this_owner
+
+BASELINE = "baseline"
+BUSY_S = 120.0
+"""How long a writer waits for other processes' transactions, each of a few milliseconds."""
+
+STALE_AFTER = timedelta(hours=1)
+"""No candidate takes this long: an older RUNNING trial is dead, whoever owned it."""
+
+VOID = "void"
+"""Attribute of a trial that says nothing about its candidate: it was interrupted or died once."""
+
+
+def open_storage(url: str) -> Any:
+    """An Optuna storage: ``memory``, ``journal:PATH``, or any URL that Optuna takes.
+
+    SQLite files are put in WAL mode (readers block nobody), writers queue for up to ``BUSY_S``
+    seconds, and a transaction takes the write lock at its start: upgrading a read lock later
+    fails at once, with "database is locked", whatever the timeout.
+
+    Raises:
+        UsageError: the URL cannot be opened; says why.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        if url == "memory":
+            return optuna.storages.InMemoryStorage()
+        if url.startswith("journal:"):
+            path = url.removeprefix("journal:")
+            Path(path).resolve().parent.mkdir(parents=True, exist_ok=True)
+            backend = optuna.storages.journal.JournalFileBackend(path)
+            return optuna.storages.JournalStorage(backend)
+        if url.startswith("sqlite:///"):
+            return _open_sqlite(url)
+        return optuna.storages.RDBStorage(url)
+    except Exception as error:  # SQLAlchemy, drivers and Optuna each raise their own
+        detail = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(
+            f"storage: expected memory, journal:PATH, sqlite:///PATH or another SQLAlchemy URL "
+            f"that can be opened; found {url!r}: {detail[0]}"
+        ) from None
+
+
+def _open_sqlite(url: str) -> Any:
+    from sqlalchemy import event  # comes with optuna
+
+    path = Path(url.removeprefix("sqlite:///").partition("?")[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Creating the tables is not atomic: of many processes that start at once, some would fail.
+    with FileLock(f"{path}.lock", timeout=BUSY_S):
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+        storage = optuna.storages.RDBStorage(
+            url, engine_kwargs={"connect_args": {"timeout": BUSY_S}}
+        )
+
+    def connected(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # or the driver would begin transactions itself
+        # In WAL mode this loses nothing when the process is killed, only when the host is.
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    event.listen(storage.engine, "connect", connected)
+    event.listen(storage.engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
+    storage.scoped_session.remove()
+    storage.engine.dispose()  # so that connections opened so far are opened anew
+    return storage
+
+
+class _Sampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
+    """Gives a trial all its parameters at once, as the session's plan says."""
+
+    def __init__(self, propose: Callable[[Any, Any], Params], space: dict[str, Any]) -> None:
+        self._propose, self._space = propose, space
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        return self._space
+
+    def sample_relative(self, study: Any, trial: Any, search_space: dict[str, Any]) -> Params:
+        return self._propose(study, trial)
+
+    def sample_independent(self, study: Any, trial: Any, name: str, dist: Any) -> Any:
+        return dist.choices[0]
+
+
+class Session:
+    """One problem's study, opened by this process.
+
+    Args:
+        storage: of :func:`open_storage`. name: the study's. candidates: the problem's space.
+        kernels: those that may be tried, in order. seed: of the sampler. known: what is known to
+            have failed elsewhere. known_good: configurations to try right after the baseline.
+        on_failure: told of each candidate that must not be proposed again.
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        name: str,
+        candidates: Candidates,
+        kernels: Sequence[KernelConfig],
+        seed: int,
+        known: plan.History,
+        known_good: Sequence[Params] = (),
+        on_failure: Callable[[Candidate, str, bool], None] = lambda *_: None,
+    ) -> None:
+        self.name, self.candidates, self.kernels, self.seed = name, candidates, kernels, seed
+        self._known, self._on_failure = known, on_failure
+        self._space = {"kernel": CategoricalDistribution((BASELINE, *candidates.by_name))}
+        if candidates.kernels:
+            for knob, values in candidates.choices.items():
+                self._space[knob] = CategoricalDistribution(values)
+        sampler = _Sampler(self._propose, self._space)
+        self.study = optuna.create_study(
+            storage=storage, sampler=sampler, study_name=name, load_if_exists=True
+        )
+        self._owner = this_owner()
+        self.study.set_user_attr(self._owner, _now().isoformat())
+        self._recover()
+        if not self._trials():
+            for params in ({"kernel": BASELINE}, *known_good):
+                self.study.enqueue_trial(params)
+
+    def close(self) -> None:
+        """Say that this process works on the study no more."""
+        self.study.set_user_attr(self._owner, "")
+
+    def _trials(self) -> list[Any]:
+        trials: list[Any] = self.study.get_trials(deepcopy=False)
+        return trials
+
+    def _recover(self) -> None:
+        """Fail the RUNNING trials of dead processes, and queue each candidate once more."""
+        attributes = self.study.user_attrs.items()
+        owners = [key for key, value in attributes if key.startswith(PREFIX) and value]
+        shared = others_alive(owners, self._owner)
+        trials = self._trials()
+        retried = {trial.user_attrs.get("retry_of") for trial in trials}
+        for trial in trials:
+            if trial.state != TrialState.RUNNING:
+                continue
+            started = trial.datetime_start or datetime.now()  # noqa: DTZ005 (Optuna's are naive)
+            if shared and datetime.now() - started < STALE_AFTER:  # noqa: DTZ005
+                continue
+            params = trial.params or trial.system_attrs.get("fixed_params", {})
+            if "retry_of" in trial.user_attrs:
+                reason = "the process died twice while evaluating it"
+                self._fail(trial.number, trial._trial_id, self._candidate(params), reason)
+                continue
+            self.study._storage.set_trial_user_attr(trial._trial_id, VOID, "the process died")
+            if params and trial.number not in retried:
+                self.study.enqueue_trial(params, user_attrs={"retry_of": trial.number})
+            self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _candidate(self, params: Params) -> Candidate:
+        if params.get("kernel", BASELINE) == BASELINE:
+            return None
+        defaults = {knob: self._space[knob].choices[0] for knob in KNOBS}
+        return self.candidates.decode({**defaults, **params})
+
+    def history(self) -> plan.History:
+        """What all finished and running trials, of any process, say."""
+        known = self._known
+        out = plan.History(failed=dict(known.failed), dead=set(known.dead))
+        for trial in self._trials():
+            if trial.state == TrialState.WAITING or VOID in trial.user_attrs or not trial.params:
+                continue
+            candidate = self._candidate(trial.params)
+            out.used[candidate[0] if candidate else None] += 1
+            if trial.state == TrialState.COMPLETE:
+                out.times.setdefault(candidate, trial.value)
+                beside = trial.user_attrs.get("baseline_us", trial.value)
+                if candidate is None or "baseline_us" in trial.user_attrs:
+                    out.baselines.setdefault(candidate, beside)
+            elif trial.state == TrialState.FAIL:
+                out.failed[candidate] = trial.user_attrs.get("reason", "")
+                if candidate and trial.user_attrs.get("kernel_failed"):
+                    out.dead.add(candidate[0])
+            else:
+                out.open.add(candidate)
+        base = out.times.get(None, math.inf)
+        for candidate, beside in out.baselines.items():
+            if candidate is not None and math.isfinite(base) and beside > 0:
+                out.times[candidate] *= base / beside
+        return out
+
+    def ask(self) -> Iterator[tuple[Any, Candidate, plan.History]]:
+        """Trials to evaluate, each followed by a :meth:`tell`, until everything was tried."""
+        while True:
+            history = self.history()
+            queued = any(trial.state == TrialState.WAITING for trial in self._trials())
+            if not queued and plan.next_step(self.candidates, history, self.kernels) is None:
+                return
+            trial = self.study.ask()
+            kernel = trial.suggest_categorical("kernel", self._space["kernel"].choices)
+            if kernel != BASELINE:
+                for knob in KNOBS:
+                    trial.suggest_categorical(knob, self._space[knob].choices)
+            candidate = self._candidate(trial.params)
+            if candidate in history.times:
+                self._tell(trial, history.times[candidate])
+            elif candidate in history.failed or (candidate and candidate[0] in history.dead):
+                reason = history.failed.get(candidate, "its kernel failed before")
+                self._fail(trial.number, trial._trial_id, candidate, reason, report=False)
+            else:
+                yield trial, candidate, history
+
+    def _propose(self, study: Any, trial: Any) -> Params:
+        """Parameters of a legal candidate that no trial has had."""
+        history = self.history()
+        step = plan.next_step(self.candidates, history, self.kernels)
+        if step is None:
+            return {"kernel": BASELINE}
+        kernel, run, exactly = step
+        fallback = self.candidates.encode(kernel, run)
+        if fallback is None:
+            raise AssertionError(f"{kernel.name}: a ranked run outside its own space: {run}")
+        if exactly:
+            return fallback
+        # Seeded by what is known, not by a generator's state, which a killed process would lose.
+        draw = random.Random(f"{self.seed}/{self.name}/{history.size}")  # noqa: S311
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            tpe = optuna.samplers.TPESampler(
+                seed=draw.randrange(2**31), multivariate=True, constant_liar=False,
+                n_startup_trials=8,
+            )  # fmt: skip
+        space = {knob: self._space[knob] for knob in KNOBS}
+        for _ in range(8):
+            knobs = tpe.sample_relative(study, trial, space) or {
+                knob: draw.choice(distribution.choices) for knob, distribution in space.items()
+            }
+            decoded = self.candidates.decode({"kernel": kernel.name, **knobs})
+            if history.unseen(*decoded):
+                return self.candidates.encode(*decoded) or fallback
+        return fallback
+
+    def tell(self, trial: Any, candidate: Candidate, measurement: Measurement) -> None:
+        """Commit a measurement. A trial that another process has finished is left alone."""
+        if measurement.ok and math.isfinite(measurement.time_us):
+            base = self.history().times.get(None)
+            if candidate is not None and base != measurement.baseline_us:
+                trial.set_user_attr("baseline_us", measurement.baseline_us)
+            self._tell(trial, measurement.time_us)
+            return
+        reason = measurement.reason or f"not a finite time: {measurement.time_us}"
+        if measurement.kernel_failed:
+            trial.set_user_attr("kernel_failed", True)
+        self._fail(trial.number, trial._trial_id, candidate, reason, measurement.kernel_failed)
+
+    def abandon(self, trial: Any) -> None:
+        """The evaluation was interrupted: the candidate is queued again, for a resume."""
+        trial.set_user_attr(VOID, "interrupted")
+        self.study.enqueue_trial(trial.params)
+        self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _tell(self, trial: Any, value: float) -> None:
+        self.study.tell(trial, value, skip_if_finished=True)
+
+    def _fail(
+        self, number: int, trial_id: int, candidate: Candidate, reason: str,
+        kernel_failed: bool = False, report: bool = True,
+    ) -> None:  # fmt: skip
+        self.study._storage.set_trial_user_attr(trial_id, "reason", reason)
+        self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+        if report:
+            self._on_failure(candidate, reason, kernel_failed)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -175,6 +175,13 @@ def test_q09_dense_and_expert_layers_mixed():
         model_dims({**base, "moe_layer_freq": [0, 1]})
     sparse = {**load_config("qwen3-235b-a22b").data, "decoder_sparse_step": 2}
     assert {m.role: m.count for m in model_dims(sparse).mlps} == {"dense": 47, "expert": 47}
+    # The last of each group has experts, so an incomplete group has none.
+    odd = {**sparse, "num_hidden_layers": 5, "decoder_sparse_step": 3}
+    assert {m.role: m.count for m in model_dims(odd).mlps} == {"dense": 4, "expert": 1}
+    scout = dict(load_config("llama-4-scout").data["text_config"])
+    odd = {**scout, "num_hidden_layers": 5, "interleave_moe_layer_step": 2}
+    roles = {m.role: m.count for m in model_dims(odd).mlps}
+    assert roles == {"dense": 3, "shared": 2, "expert": 2}
     moe_list = {**load_config("llama-4-scout").data["text_config"], "moe_layers": [1, 3]}
     assert {m.role: m.count for m in model_dims(moe_list).mlps}["dense"] == 46
 
@@ -484,6 +491,7 @@ def test_q24_qwen3_next_gates_without_a_key():
         "shared_expert_intermediate_size": 512,
     }
     gemms = {g.name: (g.n, g.k, g.count) for g in model_gemms(config, 8)}
+    assert attention({**config, "num_hidden_layers": 7}).count == 1
     # 2 * 2 + 1 + 1 heads of 256 in every fourth layer; a shared expert in every layer.
     assert gemms == {
         "qkv": (1536, 2048, 12),

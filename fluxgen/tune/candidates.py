@@ -23,7 +23,7 @@ from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Gpu, Topology
 from fluxgen.predict import predict
 
-FINALISTS = 16
+FINALISTS = 12
 """Kernels whose every run-time configuration is predicted; the others get a few typical ones."""
 
 Params = dict[str, str | int]

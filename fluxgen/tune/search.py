@@ -265,7 +265,7 @@ def _search(
         session.tell(trial, candidate, measurement)
         evaluated += 1
         if report is not None:
-            report(session.history())
+            report(history)
         if history.size + 1 >= trials:
             break
         if deadline is not None and time.monotonic() >= deadline:
@@ -287,7 +287,7 @@ def _evaluate(
 def _reporter(progress: Progress, index: int, total: int) -> Callable[[History], None]:
     def report(history: History) -> None:
         best = min(history.times.values(), default=float("inf"))
-        progress(index, total, history.size, best, history.times.get(None, float("inf")))
+        progress(index, total, history.size + 1, best, history.times.get(None, float("inf")))
 
     return report
 
@@ -341,7 +341,7 @@ def _records(
                 evaluator.provenance,
                 environment,
                 created=created,
-            )  # fmt: skip
+            )
         )
     failed = [
         (task.problem, task.history.failed.get(None, "the baseline was not timed"))

@@ -143,6 +143,7 @@ class Session:
         self.study = optuna.create_study(
             storage=storage, sampler=sampler, study_name=name, load_if_exists=True
         )
+        self._history = plan.History()
         self._owner = this_owner()
         self.study.set_user_attr(self._owner, _now().isoformat())
         self._recover()
@@ -168,8 +169,8 @@ class Session:
         for trial in trials:
             if trial.state != TrialState.RUNNING:
                 continue
-            started = trial.datetime_start or datetime.now()  # noqa: DTZ005 (Optuna's are naive)
-            if shared and datetime.now() - started < STALE_AFTER:  # noqa: DTZ005
+            started = trial.datetime_start or datetime.now()
+            if shared and datetime.now() - started < STALE_AFTER:
                 continue
             params = trial.params or trial.system_attrs.get("fixed_params", {})
             if "retry_of" in trial.user_attrs:
@@ -189,9 +190,12 @@ class Session:
 
     def history(self) -> plan.History:
         """What all finished and running trials, of any process, say."""
+        return self._read(self._trials())
+
+    def _read(self, trials: Sequence[Any]) -> plan.History:
         known = self._known
         out = plan.History(failed=dict(known.failed), dead=set(known.dead))
-        for trial in self._trials():
+        for trial in trials:
             if trial.state == TrialState.WAITING or VOID in trial.user_attrs or not trial.params:
                 continue
             candidate = self._candidate(trial.params)
@@ -216,8 +220,9 @@ class Session:
     def ask(self) -> Iterator[tuple[Any, Candidate, plan.History]]:
         """Trials to evaluate, each followed by a :meth:`tell`, until everything was tried."""
         while True:
-            history = self.history()
-            queued = any(trial.state == TrialState.WAITING for trial in self._trials())
+            trials = self._trials()
+            history = self._history = self._read(trials)
+            queued = any(trial.state == TrialState.WAITING for trial in trials)
             if not queued and plan.next_step(self.candidates, history, self.kernels) is None:
                 return
             trial = self.study.ask()
@@ -236,7 +241,7 @@ class Session:
 
     def _propose(self, study: Any, trial: Any) -> Params:
         """Parameters of a legal candidate that no trial has had."""
-        history = self.history()
+        history = self._history
         step = plan.next_step(self.candidates, history, self.kernels)
         if step is None:
             return {"kernel": BASELINE}
@@ -267,10 +272,11 @@ class Session:
     def tell(self, trial: Any, candidate: Candidate, measurement: Measurement) -> None:
         """Commit a measurement. A trial that another process has finished is left alone."""
         if measurement.ok and math.isfinite(measurement.time_us):
-            base = self.history().times.get(None)
+            base = self._history.times.get(None)
             if candidate is not None and base != measurement.baseline_us:
                 trial.set_user_attr("baseline_us", measurement.baseline_us)
             self._tell(trial, measurement.time_us)
+            self._history.times.setdefault(candidate, measurement.time_us)
             return
         reason = measurement.reason or f"not a finite time: {measurement.time_us}"
         if measurement.kernel_failed:

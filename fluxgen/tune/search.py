@@ -156,7 +156,7 @@ def tune(
                 backend,
                 study_name(task.candidates, evaluator.kind),
                 task.candidates,
-                shortlist(task.candidates, chosen, trials),
+                shortlist(task.candidates, [k for k in chosen if k not in task.known.dead], trials),
                 seed,
                 task.known,
                 [params for kernel, params in task.known_good if kernel in chosen],
@@ -249,27 +249,29 @@ def _choose(
 
 def _search(
     session: Session, task: _Task, topology: Topology, evaluator: Evaluator, trials: int,
-    deadline: float | None, report: Callable[[History], None] | None,
+    deadline: float | None, report: Callable[[History, int], None] | None,
 ) -> int:  # fmt: skip
     """Evaluate candidates until the study has ``trials`` of them; returns how many were new."""
-    if session.history().size >= trials:
-        task.done = True
-        return 0
     evaluated = 0
-    for trial, candidate, history in session.ask():
-        try:
-            measurement = _evaluate(evaluator, task.problem, topology, candidate)
-        except BaseException:
-            session.abandon(trial)
-            raise
-        session.tell(trial, candidate, measurement)
-        evaluated += 1
-        if report is not None:
-            report(history)
-        if history.size + 1 >= trials:
-            break
-        if deadline is not None and time.monotonic() >= deadline:
-            return evaluated
+    history = session.history()
+    if history.size < trials:
+        for trial, candidate, before in session.ask():
+            try:
+                measurement = _evaluate(evaluator, task.problem, topology, candidate)
+            except BaseException:
+                session.abandon(trial)
+                raise
+            session.tell(trial, candidate, measurement)
+            evaluated += 1
+            size = before.size + 1
+            if report is not None:
+                report(before, size)
+            if size >= trials or (candidate is None and not measurement.ok):
+                break  # without a baseline nothing can be known to be faster
+            if deadline is not None and time.monotonic() >= deadline:
+                return evaluated
+    elif report is not None:
+        report(history, history.size)
     task.done = True
     return evaluated
 
@@ -284,10 +286,10 @@ def _evaluate(
         return Measurement.failure(evaluator.provenance, f"{type(error).__name__}: {error}")
 
 
-def _reporter(progress: Progress, index: int, total: int) -> Callable[[History], None]:
-    def report(history: History) -> None:
+def _reporter(progress: Progress, index: int, total: int) -> Callable[[History, int], None]:
+    def report(history: History, size: int) -> None:
         best = min(history.times.values(), default=float("inf"))
-        progress(index, total, history.size + 1, best, history.times.get(None, float("inf")))
+        progress(index, total, size, best, history.times.get(None, float("inf")))
 
     return report
 

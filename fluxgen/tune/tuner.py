@@ -8,6 +8,7 @@ does not cover ask and tell: a session fails the RUNNING trials of dead processe
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import random
 import sqlite3
@@ -24,11 +25,14 @@ from optuna.trial import TrialState
 
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import UsageError
+from fluxgen.db.mounts import network_filesystem
 from fluxgen.tune import plan
 from fluxgen.tune.candidates import KNOBS, Candidates, Params
 from fluxgen.tune.decide import Candidate
 from fluxgen.tune.evaluators import Measurement
 from fluxgen.tune.owners import PREFIX, others_alive, this_owner
+
+_log = logging.getLogger("fluxgen.tune")
 
 BASELINE = "baseline"
 BUSY_S = 120.0
@@ -76,6 +80,11 @@ def _open_sqlite(url: str) -> Any:
 
     path = Path(url.removeprefix("sqlite:///").partition("?")[0])
     path.parent.mkdir(parents=True, exist_ok=True)
+    kind = network_filesystem(path)
+    if kind:
+        _log.warning(
+            "%s is on a network file system (%s): SQLite's locks may fail there", path, kind
+        )
     # Creating the tables is not atomic: of many processes that start at once, some would fail.
     with FileLock(f"{path}.lock", timeout=BUSY_S):
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
@@ -177,7 +186,7 @@ class Session:
                 reason = "the process died twice while evaluating it"
                 self._fail(trial.number, trial._trial_id, self._candidate(params), reason)
                 continue
-            self.study._storage.set_trial_user_attr(trial._trial_id, VOID, "the process died")
+            self._note(trial._trial_id, VOID, "the process died")
             if params and trial.number not in retried:
                 self.study.enqueue_trial(params, user_attrs={"retry_of": trial.number})
             self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
@@ -274,20 +283,25 @@ class Session:
         if measurement.ok and math.isfinite(measurement.time_us):
             base = self._history.times.get(None)
             if candidate is not None and base != measurement.baseline_us:
-                trial.set_user_attr("baseline_us", measurement.baseline_us)
+                self._note(trial._trial_id, "baseline_us", measurement.baseline_us)
             self._tell(trial, measurement.time_us)
             self._history.times.setdefault(candidate, measurement.time_us)
             return
         reason = measurement.reason or f"not a finite time: {measurement.time_us}"
         if measurement.kernel_failed:
-            trial.set_user_attr("kernel_failed", True)
+            self._note(trial._trial_id, "kernel_failed", True)
         self._fail(trial.number, trial._trial_id, candidate, reason, measurement.kernel_failed)
 
     def abandon(self, trial: Any) -> None:
         """The evaluation was interrupted: the candidate is queued again, for a resume."""
-        trial.set_user_attr(VOID, "interrupted")
+        self._note(trial._trial_id, VOID, "interrupted")
         self.study.enqueue_trial(trial.params)
         self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _note(self, trial_id: int, key: str, value: object) -> None:
+        # Another process may have finished the trial meanwhile; then its word stands.
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            self.study._storage.set_trial_user_attr(trial_id, key, value)
 
     def _tell(self, trial: Any, value: float) -> None:
         self.study.tell(trial, value, skip_if_finished=True)
@@ -296,7 +310,7 @@ class Session:
         self, number: int, trial_id: int, candidate: Candidate, reason: str,
         kernel_failed: bool = False, report: bool = True,
     ) -> None:  # fmt: skip
-        self.study._storage.set_trial_user_attr(trial_id, "reason", reason)
+        self._note(trial_id, "reason", reason)
         self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
         if report:
             self._on_failure(candidate, reason, kernel_failed)

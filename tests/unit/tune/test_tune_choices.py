@@ -1,0 +1,214 @@
+"""Candidates, kernel choice, the one decision, and evaluators: nothing here opens a study."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import types
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluxgen.codegen.space import why_illegal
+from fluxgen.core.config import KernelConfig, RunConfig
+from fluxgen.core.errors import UnsupportedError, UsageError
+from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.record import Provenance
+from fluxgen.core.topology import Topology
+from fluxgen.tune import PredictEvaluator, decide, make_evaluator
+from fluxgen.tune.candidates import KNOBS, Candidates
+from fluxgen.tune.cover import Costs, choose_kernels
+from fluxgen.tune.plan import RANKED_RUNS, RUNS_PER_KERNEL, History, next_step, shortlist
+from fluxgen.tune.seeds import heuristic_tiles, seed_kernels
+
+TOPOLOGIES = {tp: Topology.of("h100-sxm", "nvlink", tp) for tp in (1, 2, 3, 5, 8)}
+
+problems = st.builds(
+    lambda op, tp, rows, n, k: Problem(Signature.of(op), tp * rows, n, k, tp),
+    st.sampled_from(list(Op)),
+    st.sampled_from(list(TOPOLOGIES)),
+    st.sampled_from([1, 8, 63, 64, 128, 1000]),
+    st.sampled_from([8, 64, 1000, 1007, 4096]),
+    st.sampled_from([8, 64, 127, 1000, 4096]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems, st.randoms(use_true_random=False))
+def test_whatever_is_sampled_decodes_to_a_legal_configuration(
+    problem: Problem, draw: random.Random
+) -> None:
+    topology = TOPOLOGIES[problem.tp]
+    candidates = Candidates(problem, topology)
+    if not candidates.kernels:
+        assert candidates.version == "none"
+        assert candidates.prior == {}
+        return
+    for _ in range(10):
+        params = {knob: draw.choice(candidates.choices[knob]) for knob in KNOBS}
+        params["kernel"] = draw.choice(list(candidates.by_name))
+        kernel, run = candidates.decode(params)
+        assert why_illegal(problem, topology, kernel, run) is None
+        # What was decoded is its own nearest: studies hold canonical parameters.
+        encoded = candidates.encode(kernel, run)
+        assert encoded is not None
+        assert candidates.decode(encoded) == (kernel, run)
+
+
+def test_the_prior_is_sorted_and_its_best_is_the_best_of_all() -> None:
+    problem = Problem(Signature.of("ag_gemm"), 1024, 768, 4096, 8)
+    candidates = Candidates(problem, TOPOLOGIES[8])
+    times = list(candidates.prior.values())
+    assert times == sorted(times)
+    evaluator = PredictEvaluator()
+    best = min(
+        evaluator.evaluate(problem, TOPOLOGIES[8], kernel, run).time_us
+        for kernel in candidates.kernels
+        for run in candidates.ranked_runs(kernel)
+    )
+    assert times[0] <= best * 1.02
+
+
+def test_runs_are_searched_before_another_kernel_is_built() -> None:
+    problem = Problem(Signature.of("ag_gemm"), 4096, 4096, 4096, 8)
+    candidates = Candidates(problem, TOPOLOGIES[8])
+    kernels = shortlist(candidates, list(candidates.prior), 1 + 3 * RUNS_PER_KERNEL)
+    assert len(kernels) == 3
+    history, seen = History(), []
+    for _ in range(3 * RUNS_PER_KERNEL + 5):
+        kernel, run, exactly = next_step(candidates, history, kernels)
+        assert exactly == (history.used[kernel] < RANKED_RUNS)
+        history.times[kernel, run] = 100.0 - kernels.index(kernel)
+        history.used[kernel] += 1
+        seen.append(kernel)
+    expected = [kernel for kernel in kernels for _ in range(RUNS_PER_KERNEL)]
+    assert seen[: len(expected)] == expected
+    assert set(seen[len(expected) :]) == {kernels[2]}  # the fastest gets the rest
+    history.dead.add(kernels[2])
+    assert next_step(candidates, history, kernels)[0] == kernels[1]
+    history.dead.update(kernels)
+    assert next_step(candidates, history, kernels) is None
+
+
+A, B, C, D = (KernelConfig(128, n, 64) for n in (64, 128, 192, 256))
+
+
+def test_cover_prefers_a_shared_kernel_when_few_are_allowed() -> None:
+    costs = [
+        Costs(100.0, 1, {A: 50.0, C: 55.0}),
+        Costs(100.0, 1, {B: 50.0, C: 55.0}),
+    ]
+    assert choose_kernels(costs, 1) == (C,)
+    assert set(choose_kernels(costs, 3)) == {A, B, C}
+    assert choose_kernels(costs, 0) == ()
+
+
+def test_cover_counts_occurrences_and_serves_short_problems_with_what_is_left() -> None:
+    costs = [Costs(1e6, 100, {A: 9e5}), Costs(10.0, 1, {B: 5.0}), Costs(10.0, 1, {D: 20.0})]
+    assert choose_kernels(costs, 1) == (A,)
+    assert choose_kernels(costs, 3) == (A, B)  # D is slower than the baseline
+    assert choose_kernels(costs, 3, preferred=[B]) == (B, A)
+    heavy = [Costs(100.0, 1, {A: 50.0}), Costs(100.0, 10, {B: 90.0})]
+    assert choose_kernels(heavy, 1) == (B,)
+
+
+def test_ranks_with_their_own_noise_reach_one_decision() -> None:
+    """J01: each rank's own minimum differs; the group's slowest-rank minimum does not."""
+    noise = random.Random(7)
+    candidates = [None, *((k, RunConfig(panel=p)) for k in (A, B, C, D) for p in (0, 2, 4))]
+    own = set()
+    for _ in range(20):
+        ranks = [{c: 100 + noise.uniform(0, 5) for c in candidates} for _ in range(4)]
+        own.update(min(times, key=times.__getitem__) for times in ranks)
+        shuffled = [dict(noise.sample(list(t.items()), len(t))) for t in ranks]
+        noise.shuffle(shuffled)
+        decision = decide(ranks)
+        assert decide(shuffled) == decision
+        assert decision[1] == max(times[decision[0]] for times in ranks)
+    assert len(own) > 1
+
+
+def test_ties_go_to_the_baseline_then_to_the_smaller_configuration() -> None:
+    first, second = (A, RunConfig()), (B, RunConfig())
+    assert decide([{second: 5.0, first: 5.0, None: 5.0}]) == (None, 5.0)
+    assert decide([{second: 5.0, first: 5.0}]) == (first, 5.0)
+
+
+def test_a_candidate_that_failed_on_one_rank_is_out() -> None:
+    fast = (A, RunConfig())
+    assert decide([{None: 9.0, fast: 1.0}, {None: 9.0, fast: math.inf}]) == (None, 9.0)
+    assert decide([{None: 9.0, fast: 1.0}, {None: 9.0, fast: math.nan}]) == (None, 9.0)
+    assert decide([{None: 9.0, fast: 1.0}, {None: 8.0}]) == (None, 9.0)
+    for bad in ([], [{fast: math.inf}], [{fast: 1.0}, {None: 1.0}]):
+        with pytest.raises(UsageError, match="ranks"):
+            decide(bad)
+
+
+def test_evaluators_by_name() -> None:
+    assert isinstance(make_evaluator("auto"), PredictEvaluator)
+    with pytest.raises(UnsupportedError, match="predict"):
+        make_evaluator("device")
+    with pytest.raises(UsageError, match="predict, device, auto"):
+        make_evaluator("magic")
+
+
+def test_the_predicted_baseline_and_an_illegal_candidate() -> None:
+    evaluator, topology = PredictEvaluator(), TOPOLOGIES[8]
+    problem = Problem(Signature.of("ag_gemm"), 1024, 768, 4096, 8)
+    base = evaluator.evaluate(problem, topology, None, None)
+    assert base.ok
+    assert base.time_us == base.baseline_us > 0
+    assert base.provenance is Provenance.PREDICTED
+    bad = evaluator.evaluate(problem, topology, A, RunConfig(groups=(3, 3)))
+    assert not bad.ok
+    assert "groups" in bad.reason
+    assert math.isinf(bad.time_us)
+    assert "GB/s" in evaluator.method(topology)
+
+
+def test_seeds_need_no_package_and_use_it_when_it_is_there(monkeypatch) -> None:
+    problem, topology = Problem(Signature.of("ag_gemm"), 1024, 768, 4096, 8), TOPOLOGIES[8]
+    monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
+    assert heuristic_tiles(problem, topology) == []
+
+    calls = []
+
+    class Interface:
+        def __init__(self, *args, **kwargs) -> None:
+            calls.append(kwargs["precision"])
+
+        def createHardwareDescriptor(self) -> str:
+            return "hw"
+
+        def setHardwarePredefinedGpu(self, hw, gpu) -> None:
+            calls.append(gpu)
+
+        def loadInternalDiscoverySet(self, layout, hw) -> bool:
+            calls.append("discovery")
+            return True
+
+        def makeNvMatmulHeuristicsProblem(self, *shape):
+            return shape
+
+        def get(self, shape, count, hw):
+            assert shape == (128, 768, 4096, 1, 8)
+            kernel = types.SimpleNamespace(
+                cta_tile_m=128, cta_tile_n=64, cta_tile_k=64, cluster_m=1, cluster_n=1
+            )
+            return [{"kernel": kernel, "runtime": 1.0}]
+
+    fake = types.SimpleNamespace(
+        NvMatmulHeuristicsNvidiaGpu=types.SimpleNamespace(H100_SXM=3),
+        NvMatmulHeuristicsInterface=Interface,
+        NvMatmulHeuristicsTarget=types.SimpleNamespace(CUTLASS3=4),
+        NvMatmulHeuristicsFlags=types.SimpleNamespace(PERF_MODEL_BASED_AUTO_TUNING=8),
+        NvMatmulHeuristicsMatmulLayout=types.SimpleNamespace(NT_ROW_MAJOR=1),
+    )
+    monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", fake)
+    kernels = Candidates(problem, topology).kernels
+    assert A in seed_kernels(problem, topology, kernels)
+    assert calls == ["TST", 3, "discovery"]
+    fake.NvMatmulHeuristicsTarget = None  # a release that renamed things
+    assert heuristic_tiles(problem, topology) == []

@@ -155,13 +155,8 @@ def why_illegal(
     if run.groups and (sum(run.groups) != world or min(run.groups) < 1):
         return f"groups {run.groups} do not sum to the {world} ranks with at least one in each"
     rows = problem.m // world
-    if kernel.cluster_m * kernel.tile_m >= 2 * rows and (
-        kernel.cluster_m > 1 or kernel.tile_m > 64
-    ):
-        return (
-            f"a cluster of {kernel.cluster_m} tiles of {kernel.tile_m} rows is at least half "
-            f"padding for slabs of m/tp = {rows} rows"
-        )
+    if kernel.tile_m > 64 and kernel.tile_m >= 2 * rows:
+        return f"tiles of {kernel.tile_m} rows are at least half padding for slabs of {rows} rows"
     columns = ceil_div(problem.n, kernel.cluster_n * kernel.tile_n)
     if run.panel > columns:
         return f"panel {run.panel} is wider than the {columns} clusters along n"
@@ -173,9 +168,8 @@ def why_illegal(
         if run.chunks > max(1, problem.k // K_CHUNK_UNIT):
             return f"{run.chunks} k chunks of at least {K_CHUNK_UNIT} do not fit k={problem.k}"
     elif run.chunks > 1:
-        unit = kernel.tile_m * kernel.cluster_m
-        if ceil_div(rows, unit) < run.chunks:
-            return f"{run.chunks} row chunks of at least {unit} rows do not fit m/tp = {rows}"
+        if ceil_div(rows, kernel.tile_m) < run.chunks:
+            return f"{run.chunks} row chunks of {kernel.tile_m} rows do not fit m/tp = {rows}"
     if problem.op is Op.AG_GEMM and run.transport is not Transport.COPY_ENGINE_PULL:
         return f"transport {run.transport.value} does not carry ag_gemm; use copy_engine_pull"
     if problem.op is Op.GEMM_RS and run.transport is not Transport.PEER_STORE:

@@ -51,7 +51,7 @@ class Group(ct.Structure):
     _fields_ = [
         ("world", ct.c_int32),
         ("rank", ct.c_int32),
-        ("half_bytes", ct.c_int64),
+        ("slot_bytes", ct.c_int64),
         ("peers", ct.c_void_p * MAX_WORLD),
         ("timeout_ns", ct.c_uint64),
         ("report", ct.c_void_p),

@@ -29,7 +29,7 @@ from fluxgen.core.config import ChunkAxis, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
-from fluxgen.runtime.workspace import chunk_size, half_bytes, workspace_bytes
+from fluxgen.runtime.workspace import chunk_size, slot_bytes, slot_offset, workspace_bytes
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 
 WORLD = 8
@@ -49,7 +49,7 @@ class Bench:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.half = half_bytes(problem)
+        self.slot = slot_bytes(problem)
         p, bf16 = problem, torch.bfloat16
         bytes_in = 2 * (p.m * p.k + p.n * p.k)
         self.copies = max(2, min(8, -(-300_000_000 // bytes_in)))
@@ -62,7 +62,7 @@ class Bench:
         for i in range(sets):
             count = 1 if p.op is Op.AG_GEMM else WORLD
             spaces = [
-                torch.zeros(workspace_bytes(self.half), dtype=torch.uint8, device="cuda")
+                torch.zeros(workspace_bytes(self.slot, WORLD), dtype=torch.uint8, device="cuda")
                 for _ in range(count)
             ]
             for space in spaces:
@@ -70,15 +70,17 @@ class Bench:
                 words[0] = 1
                 words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
             if p.op is Op.AG_GEMM:
-                begin = abi.DATA_OFFSET + self.half  # epoch 1: the second half
-                flat = spaces[0][begin : begin + p.m * p.k * 2].view(bf16)
-                flat.copy_(self.a[i].reshape(-1))
+                for source in range(WORLD):
+                    begin = slot_offset(self.slot, WORLD, 1, source)
+                    slab = spaces[0][begin : begin + p.m_local * p.k * 2].view(bf16)
+                    rows = slice(source * p.m_local, (source + 1) * p.m_local)
+                    slab.copy_(self.a[i][rows].reshape(-1))
             self.workspaces.append(spaces)
         torch.cuda.synchronize()
 
     def group(self, i: int) -> abi.Group:
         spaces = self.workspaces[i % len(self.workspaces)]
-        group = abi.Group(world=WORLD, rank=0, half_bytes=self.half, timeout_ns=int(5e9))
+        group = abi.Group(world=WORLD, rank=0, slot_bytes=self.slot, timeout_ns=int(5e9))
         for peer in range(WORLD):
             group.peers[peer] = spaces[peer % len(spaces)].data_ptr()
         return group

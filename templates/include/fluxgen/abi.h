@@ -42,7 +42,7 @@ typedef struct fluxgen_report {
 typedef struct fluxgen_group {
   int32_t world;                      // 1..FLUXGEN_MAX_WORLD
   int32_t rank;                       // 0..world-1
-  int64_t half_bytes;                 // bytes of one of the two data halves of a workspace
+  int64_t slot_bytes;                 // bytes kept for one source in one half of a workspace
   void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
   uint64_t timeout_ns;                // deadline of each device-side wait
   fluxgen_report* report;             // host-mapped, or device memory; may be null

@@ -82,7 +82,7 @@ inline bool aligned16(void const* pointer) {
   return (reinterpret_cast<uintptr_t>(pointer) & 15u) == 0u;
 }
 
-// What every entry checks of a group; `need` is the bytes of one half that the call uses.
+// What every entry checks of a group; `need` is the bytes of one slot that the call uses.
 inline int check_group(fluxgen_group const& group, int64_t need, char* message, int64_t size) {
   if (group.world < 1 || group.world > FLUXGEN_MAX_WORLD || group.rank < 0 ||
       group.rank >= group.world) {
@@ -96,10 +96,10 @@ inline int check_group(fluxgen_group const& group, int64_t need, char* message, 
                   "workspace of rank %lld: expected a 256-byte aligned address", peer);
     }
   }
-  if (group.half_bytes % 1024 != 0 || group.half_bytes < need) {
+  if (group.slot_bytes % 128 != 0 || group.slot_bytes < need) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "half_bytes: expected a multiple of 1024 of at least %lld; found %lld", need,
-                group.half_bytes);
+                "slot_bytes: expected a multiple of 128 of at least %lld; found %lld", need,
+                group.slot_bytes);
   }
   return FLUXGEN_OK;
 }
@@ -210,8 +210,7 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
                 "chunk_size=%lld cuts %lld into more than 16 chunks", args.chunk_size, extent);
   }
   int64_t const slab = args.rows * (gathers ? args.k : args.n);
-  return check_group(args.group, args.group.world * slab * int64_t(sizeof(typename Config::Element)),
-                     message, size);
+  return check_group(args.group, slab * int64_t(sizeof(typename Config::Element)), message, size);
 }
 
 template <class Config>
@@ -239,13 +238,12 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
     return cuda_fail(message, size, "preparing the kernel", facts.error);
   }
 
-  int64_t const tile_rows = int64_t(Config::kTileM) * Config::kClusterM;
   int64_t const tile_columns = int64_t(Config::kTileN) * Config::kClusterN;
   TileOrder order;
   if (!make_tile_order(&order, Config::kOp, args.group.world, args.group.rank,
-                       (args.rows + tile_rows - 1) / tile_rows,
-                       (args.n + tile_columns - 1) / tile_columns, args.panel, args.groups,
-                       args.group_count)) {
+                       (args.rows + Config::kTileM - 1) / Config::kTileM,
+                       (args.n + tile_columns - 1) / tile_columns, Config::kClusterM, args.panel,
+                       args.groups, args.group_count)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "groups: expected positive counts that sum to world=%lld", args.group.world);
   }
@@ -260,7 +258,7 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
 
   int const rows = int(args.rows), n = int(args.n), k = int(args.k);
   int const chunk = int(args.chunk_size);
-  int64_t const half_elements = args.group.half_bytes / int64_t(sizeof(Element));
+  int64_t const slot_elements = args.group.slot_bytes / int64_t(sizeof(Element));
   typename Kernel::Arguments arguments{};
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
   arguments.problem_shape = cute::make_shape(rows, n, k, args.group.world);
@@ -268,12 +266,11 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
   cute::get<0>(arguments.mainloop.dB) = args.b_row_stride;
   cute::get<2>(arguments.mainloop.dB) = 0;
   if constexpr (Gemm::kAllGather) {
-    arguments.mainloop.ptr_A = reinterpret_cast<Element const*>(
-        data_half(args.group.peers[args.group.rank], args.group.half_bytes, 0));
+    arguments.mainloop.ptr_A =
+        reinterpret_cast<Element const*>(data_slot(args.group, args.group.rank, 0, 0));
     cute::get<0>(arguments.mainloop.dA) = args.k;
-    cute::get<2>(arguments.mainloop.dA) = args.rows * args.k;
+    cute::get<2>(arguments.mainloop.dA) = slot_elements;
     arguments.mainloop.wait.group = args.group;
-    arguments.mainloop.wait.half_elements = half_elements;
     arguments.mainloop.wait.rows = rows;
     bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
     arguments.mainloop.wait.chunk_rows = along_k || chunk == 0 ? rows : chunk;
@@ -288,7 +285,6 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
     cute::get<0>(arguments.mainloop.dA) = args.a_row_stride;
     cute::get<2>(arguments.mainloop.dA) = args.rows * args.a_row_stride;
     arguments.epilogue.signal.group = args.group;
-    arguments.epilogue.signal.half_elements = half_elements;
     arguments.epilogue.signal.tiles_m = (rows + Config::kTileM - 1) / Config::kTileM;
     arguments.epilogue.signal.tiles_n = (n + Config::kTileN - 1) / Config::kTileN;
     arguments.epilogue.signal.chunk_tiles_m =

@@ -104,10 +104,9 @@ class Sm90RankBatchedScheduler : public cutlass::gemm::kernel::detail::Persisten
     if (linear >= params_->order.total) {
       return WorkTileInfo::invalid_work_tile();
     }
-    TileCoord const cluster = tile_at(params_->order, linear);
     dim3 const block = cute::block_id_in_cluster();
-    return {cluster.m * kClusterM + int32_t(block.x), cluster.n * kClusterN + int32_t(block.y),
-            cluster.l, true};
+    TileCoord const tile = tile_at(params_->order, linear, int32_t(block.x));
+    return {tile.m, tile.n * kClusterN + int32_t(block.y), tile.l, true};
   }
 
   Params const* params_ = nullptr;  // the kernel's parameters: a copy would land in local memory

@@ -14,7 +14,6 @@ namespace fluxgen {
 
 struct SignalArguments {
   fluxgen_group group{};
-  int64_t half_elements = 0;
   int32_t tiles_m = 0;        // of one slab, those inside the edge
   int32_t tiles_n = 0;
   int32_t chunk_tiles_m = 0;  // tiles along m in one chunk
@@ -46,13 +45,13 @@ class SignalEpilogue : public Base {
     Params params;
     params.signal = args.signal;
     fluxgen_group const& group = args.signal.group;
-    int64_t const slot = int64_t(group.rank) * m * n;
+    int64_t const half_bytes = group.world * group.slot_bytes;
     for (int owner = 0; owner < group.world; ++owner) {
       typename Base::Arguments to_owner = args;
-      to_owner.ptr_D = reinterpret_cast<typename Base::ElementD*>(
-                           data_half(group.peers[owner], group.half_bytes, 0)) + slot;
+      to_owner.ptr_D =
+          reinterpret_cast<typename Base::ElementD*>(data_slot(group, owner, 0, group.rank));
       cute::get<0>(to_owner.dD) = n;
-      cute::get<2>(to_owner.dD) = args.signal.half_elements;
+      cute::get<2>(to_owner.dD) = half_bytes / int64_t(sizeof(typename Base::ElementD));
       params.owner[owner] =
           Base::to_underlying_arguments(cute::make_shape(m, n, k, 2), to_owner, workspace);
     }

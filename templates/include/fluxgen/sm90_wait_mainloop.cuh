@@ -13,7 +13,6 @@ namespace fluxgen {
 
 struct WaitArguments {
   fluxgen_group group{};
-  int64_t half_elements = 0;   // elements from one half of the workspace to the other
   int32_t rows = 0;            // of one slab
   int32_t chunk_rows = 0;      // M axis; as large as rows for one chunk
   int32_t chunk_k_tiles = 0;   // K axis: tiles of K in one chunk; 0 on the M axis
@@ -33,7 +32,7 @@ struct WaitMainloop : Base {
     WaitArguments wait{};
   };
 
-  // A has 2 W slabs, those of both halves: the half is chosen on the device, by the epoch.
+  // A has 2 W slabs, the slots of both halves: the half is chosen on the device, by the epoch.
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& problem, Arguments const& args,
                                         void* workspace) {

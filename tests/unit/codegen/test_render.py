@@ -46,9 +46,12 @@ def test_same_call_same_bytes_and_every_field_matters():
     assert render_kernel(signature, "sm90", kernel) == render_kernel(signature, "sm90", kernel)
     names = {kernel_name(s, "sm90", k) for s, k in CASES}
     for changed in [
-        KernelConfig(64, 192, 64, 2, 1), KernelConfig(128, 96, 64, 2, 1),
-        KernelConfig(128, 192, 128, 2, 1), KernelConfig(128, 192, 64, 1, 1),
-        KernelConfig(128, 192, 64, 2, 2), KernelConfig(128, 192, 64, 2, 1, stages=3),
+        KernelConfig(64, 192, 64, 2, 1),
+        KernelConfig(128, 96, 64, 2, 1),
+        KernelConfig(128, 192, 128, 2, 1),
+        KernelConfig(128, 192, 64, 1, 1),
+        KernelConfig(128, 192, 64, 2, 2),
+        KernelConfig(128, 192, 64, 2, 1, stages=3),
         KernelConfig(128, 192, 64, 2, 1, Schedule.COOPERATIVE),
     ]:
         rendered = render_kernel(signature, "sm90", changed)

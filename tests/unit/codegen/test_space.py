@@ -77,8 +77,12 @@ def test_ampere_says_so():
 @pytest.mark.parametrize(
     ("m", "n", "k", "tp", "word"),
     [
-        (1023, 1024, 1024, 8, "m=1023"), (1024, 36, 64, 8, "n=36"), (1024, 64, 100, 8, "k=100"),
-        (0, 64, 64, 8, "m=0"), (64, 64, 0, 8, "k=0"), (1024, 64, 4, 8, "k=4"),
+        (1023, 1024, 1024, 8, "m=1023"),
+        (1024, 36, 64, 8, "n=36"),
+        (1024, 64, 100, 8, "k=100"),
+        (0, 64, 64, 8, "m=0"),
+        (64, 64, 0, 8, "k=0"),
+        (1024, 64, 4, 8, "k=4"),
     ],
 )
 def test_problems_tma_cannot_take(m, n, k, tp, word):
@@ -89,11 +93,15 @@ def test_problems_tma_cannot_take(m, n, k, tp, word):
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (RunConfig((4, 3)), "groups"), (RunConfig((8, 0)), "groups"),
-        (RunConfig((8,), panel=1000), "panel"), (RunConfig((8,), chunks=17), "chunks"),
-        (RunConfig((8,), chunks=0), "chunks"), (RunConfig((8,), chunks=16), "row chunks"),
+        (RunConfig((4, 3)), "groups"),
+        (RunConfig((8, 0)), "groups"),
+        (RunConfig((8,), panel=1000), "panel"),
+        (RunConfig((8,), chunks=17), "chunks"),
+        (RunConfig((8,), chunks=0), "chunks"),
+        (RunConfig((8,), chunks=16), "row chunks"),
         (RunConfig((8,), transport=Transport.PEER_STORE), "transport"),
-        (RunConfig((8,), sms=1), "sms"), (RunConfig((8,), sms=500), "sms"),
+        (RunConfig((8,), sms=1), "sms"),
+        (RunConfig((8,), sms=500), "sms"),
     ],
 )
 def test_illegal_runs(run, reason):
@@ -110,19 +118,24 @@ def test_k_chunks_are_for_ag_and_fit_k():
     assert "no k" in (why_illegal(Problem(RS, 8192, 6144, 12288, 8), topology, GOOD, rs) or "")
 
 
-def test_half_padded_clusters_are_refused():
-    """A slab of 128 rows under a cluster of two 128-row tiles would be half padding."""
+def test_half_padded_tiles_are_refused():
+    """Tiles are chosen for m/tp, not m; a cluster may span slabs, so it adds no padding."""
     topology = Topology.of(H100, "nvlink", 8)
     run = RunConfig((8,))
-    problem = Problem(AG, 1024, 6144, 12288, 8)
-    assert "padding" in (why_illegal(problem, topology, GOOD, run) or "")
-    assert why_illegal(problem, topology, KernelConfig(128, 128, 64, 1, 2), run) is None
+    slabs_of_64 = Problem(AG, 512, 6144, 12288, 8)
+    assert "padding" in (why_illegal(slabs_of_64, topology, GOOD, run) or "")
+    assert why_illegal(slabs_of_64, topology, KernelConfig(64, 192, 64, 2, 1), run) is None
+    assert why_illegal(Problem(AG, 1024, 6144, 12288, 8), topology, GOOD, run) is None
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from([AG, RS]), st.integers(1, 64), st.integers(1, 400), st.integers(1, 400),
-    st.integers(1, 16), st.data(),
+    st.sampled_from([AG, RS]),
+    st.integers(1, 64),
+    st.integers(1, 400),
+    st.integers(1, 400),
+    st.integers(1, 16),
+    st.data(),
 )
 def test_everything_enumerated_is_legal(signature, rows, n8, k8, world, data):
     problem = Problem(signature, rows * 16 * world, n8 * 8, k8 * 8, world)

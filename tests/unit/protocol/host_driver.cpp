@@ -22,21 +22,25 @@ using namespace fluxgen;
 
 extern "C" {
 
-// Walk the whole order. Returns the clusters visited, or a negative code for the first fault.
-int64_t walk(int op, int world, int rank, int64_t tiles_m, int64_t tiles_n, int panel,
-             int32_t const* groups, int group_count, int32_t* out) {
+// Walk the whole order, every block of every cluster. Returns the clusters visited, or a negative
+// code for the first fault. Padding (m == tiles_m) is written as it comes.
+int64_t walk(int op, int world, int rank, int64_t tiles_m, int64_t tiles_n, int cluster_m,
+             int panel, int32_t const* groups, int group_count, int32_t* out) {
   TileOrder order;
-  if (!make_tile_order(&order, op, world, rank, tiles_m, tiles_n, panel, groups, group_count)) {
+  if (!make_tile_order(&order, op, world, rank, tiles_m, tiles_n, cluster_m, panel, groups,
+                       group_count)) {
     return -1;
   }
-  for (uint32_t i = 0; i < order.total; ++i) {
-    TileCoord const c = tile_at(order, i);
-    if (c.m < 0 || c.m >= tiles_m || c.n < 0 || c.n >= tiles_n || c.l < 0 || c.l >= world) {
-      return -2;
+  for (uint32_t i = 0; out != nullptr && i < order.total; ++i) {
+    for (int block = 0; block < cluster_m; ++block) {
+      TileCoord const c = tile_at(order, i, block);
+      if (c.m < 0 || c.m > tiles_m || c.n < 0 || c.n >= tiles_n || c.l < 0 || c.l >= world) {
+        return -2;
+      }
+      *out++ = c.m;
+      *out++ = c.n;
+      *out++ = c.l;
     }
-    out[3 * i] = c.m;
-    out[3 * i + 1] = c.n;
-    out[3 * i + 2] = c.l;
   }
   return order.total;
 }
@@ -84,7 +88,13 @@ int64_t layout(char const* name) {
   if (!std::strcmp(name, "arrived_1_2")) return at(arrived_flag(base, 1, 2));
   if (!std::strcmp(name, "gathered_1_2")) return at(gathered_flag(base, 1, 2));
   if (!std::strcmp(name, "counters")) return at(chunk_counter(base, 0, 0));
-  if (!std::strcmp(name, "data")) return at(data_half(base, 0, 0));
+  if (!std::strcmp(name, "slot_epoch1_source2")) {
+    fluxgen_group group{};
+    group.world = 4;
+    group.slot_bytes = 256;
+    group.peers[3] = base;
+    return at(data_slot(group, 3, 1, 2));
+  }
   if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
   if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
   if (!std::strcmp(name, "abi_version")) return FLUXGEN_ABI_VERSION;
@@ -96,10 +106,10 @@ int64_t layout(char const* name) {
 // below the wrap of the epoch. Returns 0, or the number of wrong values read, or -1 on a timeout.
 int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, uint32_t first) {
   int64_t const slab = int64_t(chunks) * tiles;  // one word a tile
-  int64_t const half = (world * slab * 4 + 1023) / 1024 * 1024;
+  int64_t const slot = (slab * 4 + 127) / 128 * 128;
   std::vector<std::vector<uint32_t>> memory(world);
   for (auto& m : memory) {
-    m.assign(size_t(kDataOffset + 2 * half) / 4, 0u);
+    m.assign(size_t(kDataOffset + 2 * world * slot) / 4, 0u);
     for (int64_t i = kReadyOffset / 4; i < kCountersOffset / 4; ++i) m[size_t(i)] = first;
   }
   std::vector<fluxgen_report> reports(world);
@@ -109,7 +119,7 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
     fluxgen_group group{};
     group.world = world;
     group.rank = rank;
-    group.half_bytes = half;
+    group.slot_bytes = slot;
     group.timeout_ns = 20'000'000'000ull;
     group.report = &reports[rank];
     for (int p = 0; p < world; ++p) group.peers[p] = memory[p].data();
@@ -124,9 +134,8 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
       auto worker = [&](int part) {
         for (int owner = 0; owner < world; ++owner) {
           for (int i = part; i < slab; i += 2) {
-            auto* slot = reinterpret_cast<uint32_t*>(
-                data_half(group.peers[owner], half, epoch));
-            __atomic_store_n(&slot[rank * slab + i], epoch * 1000003u + uint32_t(rank * slab + i),
+            auto* words = reinterpret_cast<uint32_t*>(data_slot(group, owner, epoch, rank));
+            __atomic_store_n(&words[i], epoch * 1000003u + uint32_t(rank * slab + i),
                              __ATOMIC_RELAXED);
             signal_tile(group, owner, i / tiles, uint32_t(tiles), epoch);
           }
@@ -135,7 +144,6 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
       std::thread second(worker, 1);
       worker(0);
       second.join();
-      auto* inbox = reinterpret_cast<uint32_t*>(data_half(mine, half, epoch));
       for (int source = 0; source < world; ++source) {
         for (int chunk = 0; chunk < chunks; ++chunk) {
           if (!wait_epoch(arrived_flag(mine, source, chunk), epoch, group, 1, source, chunk)) {
@@ -143,7 +151,8 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
             return;
           }
           for (int i = chunk * tiles; i < (chunk + 1) * tiles; ++i) {
-            uint32_t const value = __atomic_load_n(&inbox[source * slab + i], __ATOMIC_RELAXED);
+            auto* words = reinterpret_cast<uint32_t*>(data_slot(group, rank, epoch, source));
+            uint32_t const value = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
             wrong += value != epoch * 1000003u + uint32_t(source * slab + i);
           }
         }

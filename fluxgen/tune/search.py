@@ -20,7 +20,7 @@ from fluxgen import __version__
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, check_int
-from fluxgen.core.record import Environment, Record
+from fluxgen.core.record import Environment, Provenance, Record
 from fluxgen.core.settings import Settings
 from fluxgen.core.topology import Topology
 from fluxgen.db.database import Database
@@ -41,6 +41,10 @@ ranked all candidates before."""
 
 KNOWN_GOOD = 3
 """Winners of the same family (all but m equal) that are tried right after the baseline."""
+
+PREDICTED_MARGIN = 0.05
+"""A fused kernel must be predicted to save this share of the baseline's time to replace it: the
+model's errors are of this size, and a kernel slower than the unfused path must not be shipped."""
 
 _log = logging.getLogger("fluxgen.tune")
 
@@ -331,6 +335,9 @@ def _records(
         if len(times) == 1 and not task.done:
             continue  # only the baseline was timed before the search was cut short
         winner, time_us = decide([times])
+        predicted = evaluator.provenance is Provenance.PREDICTED
+        if predicted and time_us > (1 - PREDICTED_MARGIN) * times[None]:
+            winner, time_us = None, times[None]
         kernel, run = winner if winner is not None else (None, None)
         records.append(
             Record(

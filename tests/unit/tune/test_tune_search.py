@@ -98,6 +98,21 @@ def test_where_the_baseline_is_faster_the_record_says_baseline() -> None:
     assert result.kernels == ()
 
 
+def test_a_narrow_predicted_win_is_no_win() -> None:
+    class Guess(Fake):
+        provenance = Provenance.PREDICTED
+
+    def winner(evaluator: Fake):
+        return tune([PROBLEM], TOPOLOGY, evaluator=evaluator, trials=8, storage="memory").records[0]
+
+    best = winner(Fake()).time_us
+    narrow, clear = 1.03 * best, 1.1 * best
+    assert winner(Guess(base=narrow)).is_baseline
+    assert winner(Guess(base=narrow)).time_us == narrow
+    assert not winner(Guess(base=clear)).is_baseline
+    assert not winner(Fake(base=narrow)).is_baseline  # a measured win is a win
+
+
 def test_a_small_problem_is_predicted_to_stay_unfused() -> None:
     topology = Topology.of("h100-sxm", "nvlink", 8)
     small = Problem(Signature.of("ag_gemm"), 64, 6144, 12288, 8)

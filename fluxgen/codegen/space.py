@@ -17,7 +17,7 @@ from fluxgen.core.topology import Gpu, LinkKind, Topology
 TILE_M = (64, 128, 256)
 TILE_N = (64, 96, 128, 160, 192, 224, 256)
 TILE_K = (64, 128)
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
 MIN_STAGES = 3
 """Fewer stages cannot hide the latency of a TMA load behind one MMA."""
 MAX_STAGES = 12
@@ -83,7 +83,7 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
         if value not in valid:
             return f"{name} {value} is not one of {valid}"
     if (kernel.cluster_m, kernel.cluster_n) not in CLUSTERS:
-        return f"cluster {kernel.cluster_m}x{kernel.cluster_n} is not one of 1x1, 2x1, 1x2, 2x2"
+        return f"cluster {kernel.cluster_m}x{kernel.cluster_n} is not one of {CLUSTERS}"
     if kernel.schedule is Schedule.COOPERATIVE and kernel.tile_m < 128:
         return f"cooperative splits tile_m over two warpgroups of 64 rows; {kernel.tile_m} < 128"
     if accumulator_registers(kernel) > 208:

@@ -154,10 +154,10 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
     bench = Bench(problem)
     pool = list(candidates(problem, topology, full))
     calls = [bench.cublas, *[lambda i, k=k, r=r: bench.fused(k, r, i) for k, r in pool]]
-    interleave(calls, 2)
-    coarse = interleave(calls, 5)
+    interleave(calls, 1)
+    coarse = interleave(calls, 5 if problem.m <= 1024 else 3)
     order = sorted(range(1, len(calls)), key=lambda c: statistics.median(ratios(coarse, c)))
-    best = order[:4]
+    best = order[:5]
     rounds = 40 if problem.m <= 2048 else 24
     fine = interleave([calls[0], *[calls[c] for c in best]], rounds)
     rows = []

@@ -49,7 +49,7 @@ def test_the_space_holds_what_the_issue_names():
         (KernelConfig(96, 128, 64), "tile_m 96"),
         (KernelConfig(128, 100, 64), "tile_n 100"),
         (KernelConfig(128, 128, 32), "tile_k 32"),
-        (KernelConfig(128, 128, 64, 4, 1), "cluster 4x1"),
+        (KernelConfig(128, 128, 64, 1, 4), "cluster 1x4"),
         (KernelConfig(128, 128, 64, stages=2), "stages 2"),
         (KernelConfig(128, 128, 64, stages=12), "shared memory"),
         (KernelConfig(256, 192, 128, schedule=Schedule.COOPERATIVE), "shared memory"),

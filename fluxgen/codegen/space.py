@@ -155,8 +155,13 @@ def why_illegal(
     if run.groups and (sum(run.groups) != world or min(run.groups) < 1):
         return f"groups {run.groups} do not sum to the {world} ranks with at least one in each"
     rows = problem.m // world
-    if kernel.tile_m > 64 and kernel.tile_m >= 2 * rows:
-        return f"tiles of {kernel.tile_m} rows are at least half padding for slabs of {rows} rows"
+    if run.span < 1 or world % run.span or any(group % run.span for group in run.groups):
+        return f"span {run.span} does not divide the {world} ranks and every group {run.groups}"
+    if run.span > 1 and problem.op is Op.GEMM_RS:
+        return f"span {run.span}: an output tile of gemm_rs has one owner"
+    slab = rows * run.span
+    if kernel.tile_m > 64 and kernel.tile_m >= 2 * slab:
+        return f"tiles of {kernel.tile_m} rows are at least half padding for slabs of {slab} rows"
     columns = ceil_div(problem.n, kernel.cluster_n * kernel.tile_n)
     if run.panel > columns:
         return f"panel {run.panel} is wider than the {columns} clusters along n"
@@ -209,15 +214,31 @@ def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(shapes))
 
 
+def span_choices(problem: Problem, kernel: KernelConfig) -> tuple[int, ...]:
+    """Spans worth trying: 1, and the fewest ranks whose rows fill whole tiles."""
+    if problem.op is Op.GEMM_RS or problem.m_local % kernel.tile_m == 0:
+        return (1,)
+    filled = (
+        span
+        for span in range(2, problem.tp + 1)
+        if problem.tp % span == 0 and problem.m_local * span % kernel.tile_m == 0
+    )
+    return (1, *list(filled)[:1])
+
+
 def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Iterator[RunConfig]:
     """Every legal run-time configuration of ``kernel`` for ``problem``, in a fixed order."""
     transport = default_transport(problem.op, topology.link)
     axes = (ChunkAxis.M, ChunkAxis.K) if problem.op is Op.AG_GEMM else (ChunkAxis.M,)
-    for groups, panel, axis, chunks in product(
-        group_choices(problem.op, problem.tp), (0, 2, 4, 8, 16), axes, (1, 2, 4, 8)
+    for groups, panel, axis, chunks, span in product(
+        group_choices(problem.op, problem.tp),
+        (0, 1, 2, 4, 8, 16),
+        axes,
+        (1, 2, 4, 8),
+        span_choices(problem, kernel),
     ):
         if axis is ChunkAxis.K and chunks == 1:
             continue  # one chunk is one chunk along either axis
-        run = RunConfig(groups, panel, axis, chunks, 0, transport)
+        run = RunConfig(groups, panel, axis, chunks, 0, transport, span)
         if why_illegal(problem, topology, kernel, run) is None:
             yield run

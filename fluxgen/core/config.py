@@ -88,6 +88,8 @@ class RunConfig:
         panel: width of a panel of N inside a group, in clusters (0: all of N).
         chunk_axis, chunks: how each rank's slab is cut for the transport.
         sms: SMs the persistent kernel may take (0: all).
+        span: ag_gemm: adjacent ranks whose slabs are tiled as one, so that slabs shorter than a
+            tile fill it; it divides the world and every group.
         transport: how bytes and flags move.
     """
 
@@ -97,6 +99,7 @@ class RunConfig:
     chunks: int = 1
     sms: int = 0
     transport: Transport = Transport.COPY_ENGINE_PULL
+    span: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -107,6 +110,7 @@ class RunConfig:
             "chunks": self.chunks,
             "sms": self.sms,
             "transport": self.transport.value,
+            "span": self.span,
         }
 
     @classmethod
@@ -127,6 +131,7 @@ class RunConfig:
             chunks=_int("run", "chunks", fields["chunks"]),
             sms=_int("run", "sms", fields["sms"]),
             transport=_enum("run", "transport", Transport, fields["transport"]),
+            span=_int("run", "span", fields["span"]),
         )
 
 

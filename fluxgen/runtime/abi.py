@@ -51,7 +51,7 @@ class Group(ct.Structure):
     _fields_ = [
         ("world", ct.c_int32),
         ("rank", ct.c_int32),
-        ("slot_bytes", ct.c_int64),
+        ("half_bytes", ct.c_int64),
         ("peers", ct.c_void_p * MAX_WORLD),
         ("timeout_ns", ct.c_uint64),
         ("report", ct.c_void_p),
@@ -82,7 +82,7 @@ class GemmArgs(_Struct):
         ("panel", ct.c_int32),
         ("chunk_size", ct.c_int64),
         ("sms", ct.c_int32),
-        ("reserved", ct.c_uint32),
+        ("span", ct.c_int32),
     ]
 
 

@@ -23,7 +23,7 @@ from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.workspace import (
     chunk_bounds,
     chunk_size,
-    slot_offset,
+    slab_offset,
     gathered_offset,
     workspace_bytes,
 )
@@ -36,20 +36,20 @@ class LocalGroup:
     """``world`` ranks of one group on the current device.
 
     Args:
-        world: ranks. slot: bytes of one slot of each workspace. support: support kernels.
+        world: ranks. half: bytes of one data half of each workspace. support: support kernels.
         timeout_s: deadline of device-side waits.
     """
 
     def __init__(
-        self, world: int, slot: int, support: SupportKernels, timeout_s: float = 10.0
+        self, world: int, half: int, support: SupportKernels, timeout_s: float = 10.0
     ) -> None:
-        self.world, self.slot, self.support = world, slot, support
+        self.world, self.half, self.support = world, half, support
         self.epoch = 0
         device = torch.device("cuda", torch.cuda.current_device())
         self.total_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.share = max(1, (self.total_sms - FREE_SMS) // world)
         self.workspaces = [
-            torch.zeros(workspace_bytes(slot, world), dtype=torch.uint8, device=device)
+            torch.zeros(workspace_bytes(half), dtype=torch.uint8, device=device)
             for _ in range(world)
         ]
         self.reports = [torch.zeros(8, dtype=torch.int32, pin_memory=True) for _ in range(world)]
@@ -60,7 +60,7 @@ class LocalGroup:
         torch.cuda.synchronize(device)
 
     def _group(self, rank: int, timeout_s: float) -> abi.Group:
-        group = abi.Group(world=self.world, rank=rank, slot_bytes=self.slot)
+        group = abi.Group(world=self.world, rank=rank, half_bytes=self.half)
         for peer, workspace in enumerate(self.workspaces):
             group.peers[peer] = workspace.data_ptr()
         group.timeout_ns = int(timeout_s * 1e9)
@@ -77,15 +77,15 @@ class LocalGroup:
         args.group_count = len(run.groups)
         for i, size in enumerate(run.groups):
             args.groups[i] = size
-        args.panel = run.panel
+        args.panel, args.span = run.panel, run.span
         args.sms = min(run.sms or self.share, self.share)
         return args
 
     def _slab(self, rank: int, source: int, problem: Problem) -> torch.Tensor:
-        """The slot of ``source`` in ``rank``'s half of the current epoch, (rows, k)."""
+        """The slab of ``source`` in ``rank``'s half of the current epoch, (rows, k)."""
         rows, k = problem.m_local, problem.k
         dtype = getattr(torch, problem.signature.dtype.torch_name)
-        begin = slot_offset(self.slot, self.world, self.epoch, source)
+        begin = slab_offset(self.half, self.epoch, source, rows * k * 2)
         return self.workspaces[rank][begin : begin + rows * k * 2].view(dtype).view(rows, k)
 
     def ag_gemm(

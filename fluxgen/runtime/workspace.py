@@ -8,31 +8,31 @@ from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.runtime import abi
 
-_SLOT_ALIGN = 128
+_HALF_ALIGN = 1024
 MAX_WORKSPACE_BYTES = 2**40
 """A workspace beyond this is a mistake in a size, not a workspace."""
 
 
-def slot_bytes(problem: Problem) -> int:
-    """Bytes of one slot for ``problem``: a slab of (m/tp, k) for AG, of (m/tp, n) for RS.
+def half_bytes(problem: Problem) -> int:
+    """Bytes of one data half for ``problem``: W slabs of (m/tp, k) for AG, (m/tp, n) for RS.
 
     Raises:
         UsageError: the whole workspace would exceed ``MAX_WORKSPACE_BYTES``.
     """
     width = problem.k if problem.op is Op.AG_GEMM else problem.n
-    size = problem.m_local * width * problem.signature.dtype.bytes
-    size = max(_SLOT_ALIGN, ceil_div(size, _SLOT_ALIGN) * _SLOT_ALIGN)
-    if workspace_bytes(size, problem.tp) > MAX_WORKSPACE_BYTES:
+    size = problem.tp * problem.m_local * width * problem.signature.dtype.bytes
+    size = max(_HALF_ALIGN, ceil_div(size, _HALF_ALIGN) * _HALF_ALIGN)
+    if workspace_bytes(size) > MAX_WORKSPACE_BYTES:
         raise UsageError(
-            f"workspace: {problem.key} needs slots of {size} bytes, the limit of a workspace is "
+            f"workspace: {problem.key} needs halves of {size} bytes, the limit of a workspace is "
             f"{MAX_WORKSPACE_BYTES}; split the call along m"
         )
     return size
 
 
-def workspace_bytes(slot: int, world: int) -> int:
-    """Bytes of a whole workspace: control blocks and two halves of ``world`` slots."""
-    return abi.DATA_OFFSET + 2 * world * slot
+def workspace_bytes(half: int) -> int:
+    """Bytes of a whole workspace: control blocks and two halves."""
+    return abi.DATA_OFFSET + 2 * half
 
 
 def gathered_offset(source: int, chunk: int) -> int:
@@ -40,9 +40,9 @@ def gathered_offset(source: int, chunk: int) -> int:
     return abi.GATHERED_OFFSET + 4 * (source * abi.MAX_CHUNKS + chunk)
 
 
-def slot_offset(slot: int, world: int, epoch: int, source: int) -> int:
-    """Byte offset of the slot of ``source`` in the half that the call of ``epoch`` uses."""
-    return abi.DATA_OFFSET + (epoch % 2 * world + source) * slot
+def slab_offset(half: int, epoch: int, source: int, slab: int) -> int:
+    """Byte offset of the slab of ``source``, ``slab`` bytes long, in the call of ``epoch``."""
+    return abi.DATA_OFFSET + epoch % 2 * half + source * slab
 
 
 def chunk_size(problem: Problem, kernel: KernelConfig, run: RunConfig) -> int:

@@ -24,12 +24,12 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import torch
 
-from fluxgen.codegen.space import group_choices, why_illegal
+from fluxgen.codegen.space import group_choices, span_choices, why_illegal
 from fluxgen.core.config import ChunkAxis, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
-from fluxgen.runtime.workspace import chunk_size, slot_bytes, slot_offset, workspace_bytes
+from fluxgen.runtime.workspace import chunk_size, half_bytes, slab_offset, workspace_bytes
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 
 WORLD = 8
@@ -49,7 +49,7 @@ class Bench:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.slot = slot_bytes(problem)
+        self.half = half_bytes(problem)
         p, bf16 = problem, torch.bfloat16
         bytes_in = 2 * (p.m * p.k + p.n * p.k)
         self.copies = max(2, min(8, -(-300_000_000 // bytes_in)))
@@ -62,7 +62,7 @@ class Bench:
         for i in range(sets):
             count = 1 if p.op is Op.AG_GEMM else WORLD
             spaces = [
-                torch.zeros(workspace_bytes(self.slot, WORLD), dtype=torch.uint8, device="cuda")
+                torch.zeros(workspace_bytes(self.half), dtype=torch.uint8, device="cuda")
                 for _ in range(count)
             ]
             for space in spaces:
@@ -71,7 +71,7 @@ class Bench:
                 words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
             if p.op is Op.AG_GEMM:
                 for source in range(WORLD):
-                    begin = slot_offset(self.slot, WORLD, 1, source)
+                    begin = slab_offset(self.half, 1, source, p.m_local * p.k * 2)
                     slab = spaces[0][begin : begin + p.m_local * p.k * 2].view(bf16)
                     rows = slice(source * p.m_local, (source + 1) * p.m_local)
                     slab.copy_(self.a[i][rows].reshape(-1))
@@ -80,7 +80,7 @@ class Bench:
 
     def group(self, i: int) -> abi.Group:
         spaces = self.workspaces[i % len(self.workspaces)]
-        group = abi.Group(world=WORLD, rank=0, slot_bytes=self.slot, timeout_ns=int(5e9))
+        group = abi.Group(world=WORLD, rank=0, half_bytes=self.half, timeout_ns=int(5e9))
         for peer in range(WORLD):
             group.peers[peer] = spaces[peer % len(spaces)].data_ptr()
         return group
@@ -96,7 +96,7 @@ class Bench:
         args.group_count = len(run.groups)
         for g, size in enumerate(run.groups):
             args.groups[g] = size
-        args.panel = run.panel
+        args.panel, args.span = run.panel, run.span
         a, b = self.a[i % self.copies], self.b[i % self.copies]
         args.a, args.a_row_stride = a.data_ptr(), p.k
         args.b, args.b_row_stride = b.data_ptr(), p.k
@@ -144,10 +144,11 @@ def candidates(problem: Problem, topology: Topology, full: bool):
             continue
         groupings = group_choices(problem.op, WORLD)
         for groups in groupings if full else groupings[:2]:
-            for panel in (0, 2, 4, 8, 16):
-                run = RunConfig(groups, panel, ChunkAxis.M, 1, 0, transport)
-                if why_illegal(problem, topology, kernel.kernel, run) is None:
-                    yield kernel, run
+            for panel in (0, 1, 2, 4, 8):
+                for span in span_choices(problem, kernel.kernel):
+                    run = RunConfig(groups, panel, ChunkAxis.M, 1, 0, transport, span)
+                    if why_illegal(problem, topology, kernel.kernel, run) is None:
+                        yield kernel, run
 
 
 def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
@@ -220,7 +221,7 @@ def main() -> int:
             f"{op} {m:>5}x{n}x{k} cublas {result['cublas_ms']:.4f} ms "
             f"({result['cublas_tflops']:.0f} TF) fused {top['ms']:.4f} ratio {top['ratio']:.3f} "
             f"[{top['quartiles'][0]:.3f}, {top['quartiles'][1]:.3f}] {top['kernel']} "
-            f"{top['run']['groups']} p{top['run']['panel']}{extra}",
+            f"{top['run']['groups']} p{top['run']['panel']} s{top['run']['span']}{extra}",
             flush=True,
         )
         torch.cuda.empty_cache()

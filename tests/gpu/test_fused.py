@@ -12,7 +12,7 @@ from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import CommTimeout, KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
-from fluxgen.runtime.workspace import slot_bytes  # noqa: E402
+from fluxgen.runtime.workspace import half_bytes  # noqa: E402
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
 
 KERNELS = compiled_kernels()
@@ -64,9 +64,9 @@ def expected(problem: Problem, left, weights):
     return [total[r * rows : (r + 1) * rows].to(dtype) for r in range(problem.tp)]
 
 
-def run_config(problem: Problem, groups=(), panel=0, axis="m", chunks=1) -> RunConfig:
+def run_config(problem: Problem, groups=(), panel=0, axis="m", chunks=1, span=1) -> RunConfig:
     transport = Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
-    return RunConfig(tuple(groups), panel, ChunkAxis(axis), chunks, 0, transport)
+    return RunConfig(tuple(groups), panel, ChunkAxis(axis), chunks, 0, transport, span)
 
 
 def check(group, kernel, problem, run, delay=None):
@@ -104,12 +104,16 @@ def test_exact_for_every_world(name: str, world: int) -> None:
     problems = [
         Problem(kernel.signature, rows * world, n, k, world) for rows, n, k in sizes_for(world)
     ]
-    group = LocalGroup(world, max(slot_bytes(p) for p in problems), SUPPORT())
+    group = LocalGroup(world, max(half_bytes(p) for p in problems), SUPPORT())
     for problem in problems:
         groups = rng.choice([(), (world,), (1,) * world, (1, world - 1) if world > 1 else (1,)])
         axis = rng.choice(["m", "k"]) if problem.op is Op.AG_GEMM else "m"
         run = run_config(problem, groups, rng.choice([0, 1, 2, 5]), axis, rng.choice([1, 2, 4]))
         check(group, kernel, problem, run)
+        if problem.op is Op.AG_GEMM and world > 1:
+            span = rng.choice([s for s in range(2, world + 1) if world % s == 0])
+            groups = rng.choice([(), (span,) * (world // span)])
+            check(group, kernel, problem, run_config(problem, groups, 2, axis, 2, span))
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -122,7 +126,7 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
     ]
     rows, n, k = 72, 264, 136
     problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
-    group = LocalGroup(world, max(map(slot_bytes, problems)), SUPPORT())
+    group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
     rounds = 6
     data = []
     for _ in range(rounds):
@@ -156,7 +160,7 @@ def test_thousand_calls() -> None:
         load_kernel(next(x for x in names if x.startswith("gemm_rs_bf16"))),
     ]
     problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
-    group = LocalGroup(world, max(map(slot_bytes, problems)), SUPPORT())
+    group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
     checked = 0
     for batch in range(100):
         data = [operands(problems[i % 2]) for i in range(10)]
@@ -176,7 +180,7 @@ def test_missing_peer_times_out_and_the_gpu_stays_usable() -> None:
     """A rank that never starts: the others report which wait passed its deadline."""
     kernel = load_kernel(next(n for n in sorted(KERNELS) if n.startswith("gemm_rs_bf16")))
     problem = Problem(kernel.signature, 128, 128, 128, 2)
-    group = LocalGroup(2, slot_bytes(problem), SUPPORT(), timeout_s=0.5)
+    group = LocalGroup(2, half_bytes(problem), SUPPORT(), timeout_s=0.5)
     left, weights, out = operands(problem)
     group.world = 1  # only rank 0 is driven; its peer table still names rank 1
     group.run(kernel, problem, run_config(problem), left, weights, out)
@@ -185,7 +189,7 @@ def test_missing_peer_times_out_and_the_gpu_stays_usable() -> None:
         group.synchronize()
     assert (caught.value.rank, caught.value.peer, caught.value.chunk) == (0, 1, 0)
     assert (caught.value.expected, caught.value.seen) == (1, 0)
-    again = LocalGroup(2, slot_bytes(problem), SUPPORT())
+    again = LocalGroup(2, half_bytes(problem), SUPPORT())
     check(again, kernel, problem, run_config(problem))
 
 
@@ -196,7 +200,7 @@ def test_what_tma_cannot_do_is_refused_before_launch(n: int, k: int, word: str) 
     """A05, A09, A11: the full constraint with the values, on the host."""
     kernel = load_kernel(sorted(KERNELS)[0])
     problem = Problem(kernel.signature, 128, n, k, 1)
-    group = LocalGroup(1, slot_bytes(problem) + 4096, SUPPORT())
+    group = LocalGroup(1, half_bytes(problem) + 4096, SUPPORT())
     args = group._gemm_args(0, problem, kernel.kernel, run_config(problem))
     _left, weights, _out = operands(problem)
     args.a = args.b = args.d = weights[0].data_ptr()
@@ -212,7 +216,7 @@ def test_padded_rows_and_misaligned_views() -> None:
     name = next(n for n in sorted(KERNELS) if n.startswith("gemm_rs_bf16"))
     kernel = load_kernel(name)
     problem = Problem(kernel.signature, 256, 264, 96, 2)
-    group = LocalGroup(2, slot_bytes(problem), SUPPORT())
+    group = LocalGroup(2, half_bytes(problem), SUPPORT())
     left, weights, out = operands(problem)
     padded = []
     for a in left:

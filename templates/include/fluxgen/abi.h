@@ -42,7 +42,7 @@ typedef struct fluxgen_report {
 typedef struct fluxgen_group {
   int32_t world;                      // 1..FLUXGEN_MAX_WORLD
   int32_t rank;                       // 0..world-1
-  int64_t slot_bytes;                 // bytes kept for one source in one half of a workspace
+  int64_t half_bytes;                 // bytes of one of the two data halves of a workspace
   void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
   uint64_t timeout_ns;                // deadline of each device-side wait
   fluxgen_report* report;             // host-mapped, or device memory; may be null
@@ -69,7 +69,7 @@ typedef struct fluxgen_gemm_args {
   int32_t panel;         // clusters along n in one panel; 0: all
   int64_t chunk_size;    // rows (M) or elements (K) of one chunk; 0: the whole slab
   int32_t sms;           // SMs to use; 0: all
-  uint32_t reserved;
+  int32_t span;          // ag_gemm: adjacent ranks whose slabs are tiled as one; 0: 1
 } fluxgen_gemm_args;
 
 // The reduction of gemm_rs: D (rows, n) = sum over sources, in rank order, of this rank's inbox.

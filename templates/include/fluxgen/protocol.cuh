@@ -7,7 +7,7 @@
 //      512    arrived   [source][chunk]  stored into my inbox            (the source writes)
 //      1536   gathered  [source][chunk]  pulled into my half             (my copies write)
 //      2560   counters  [owner][chunk]   finished tiles of what I send   (my kernels write)
-//      4096   data      [half][source]   slots of slot_bytes, half = epoch % 2
+//      4096   data      [half][source][row][column], half = epoch % 2
 //
 // Every flag has one writer (with arrived and gathered in one block, a late copy of one call would
 // overwrite a peer's flag of the next) and carries the epoch of the call that raised it; epochs
@@ -55,12 +55,12 @@ FLUXGEN_HOST_DEVICE uint32_t* gathered_flag(void* base, int32_t source, int32_t 
 FLUXGEN_HOST_DEVICE uint32_t* chunk_counter(void* base, int32_t owner, int32_t chunk) {
   return workspace_word(base, kCountersOffset + 4 * (int64_t(owner) * FLUXGEN_MAX_CHUNKS + chunk));
 }
-// A slot holds one slab of up to slot_bytes; all 2 W of them are evenly spaced, so that one TMA
-// descriptor reaches both halves.
-FLUXGEN_HOST_DEVICE char* data_slot(fluxgen_group const& group, int32_t owner, uint32_t epoch,
-                                    int32_t source) {
+// Slabs lie one behind the other, as one (m, columns) matrix; halves lie half_bytes apart whatever
+// the call, or a call would reach into the half of the one before.
+FLUXGEN_HOST_DEVICE char* data_slab(fluxgen_group const& group, int32_t owner, uint32_t epoch,
+                                    int32_t source, int64_t slab_bytes) {
   return static_cast<char*>(group.peers[owner]) + kDataOffset +
-         (int64_t(epoch & 1u) * group.world + source) * group.slot_bytes;
+         int64_t(epoch & 1u) * group.half_bytes + source * slab_bytes;
 }
 
 // Whether a flag that shows `seen` has reached `expected`: a comparison modulo 2^32.

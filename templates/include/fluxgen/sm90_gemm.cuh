@@ -82,7 +82,7 @@ inline bool aligned16(void const* pointer) {
   return (reinterpret_cast<uintptr_t>(pointer) & 15u) == 0u;
 }
 
-// What every entry checks of a group; `need` is the bytes of one slot that the call uses.
+// What every entry checks of a group; `need` is the bytes of one half that the call uses.
 inline int check_group(fluxgen_group const& group, int64_t need, char* message, int64_t size) {
   if (group.world < 1 || group.world > FLUXGEN_MAX_WORLD || group.rank < 0 ||
       group.rank >= group.world) {
@@ -96,10 +96,10 @@ inline int check_group(fluxgen_group const& group, int64_t need, char* message, 
                   "workspace of rank %lld: expected a 256-byte aligned address", peer);
     }
   }
-  if (group.slot_bytes % 128 != 0 || group.slot_bytes < need) {
+  if (group.half_bytes % 1024 != 0 || group.half_bytes < need) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "slot_bytes: expected a multiple of 128 of at least %lld; found %lld", need,
-                group.slot_bytes);
+                "half_bytes: expected a multiple of 1024 of at least %lld; found %lld", need,
+                group.half_bytes);
   }
   return FLUXGEN_OK;
 }
@@ -210,7 +210,23 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
                 "chunk_size=%lld cuts %lld into more than 16 chunks", args.chunk_size, extent);
   }
   int64_t const slab = args.rows * (gathers ? args.k : args.n);
-  return check_group(args.group, slab * int64_t(sizeof(typename Config::Element)), message, size);
+  if (args.span < 0 || (args.span > 1 && (!gathers || args.group.world % args.span))) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "span=%lld: expected a divisor of world=%lld, and ag_gemm", args.span,
+                args.group.world);
+  }
+  for (int g = 0; args.span > 1 && g < args.group_count && g < FLUXGEN_MAX_WORLD; ++g) {
+    if (args.groups[g] % args.span) {
+      return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                  "groups: expected multiples of span=%lld; found %lld", args.span, args.groups[g]);
+    }
+  }
+  if (args.rows > kMaxDim / args.group.world) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT, "m=%lld rows: expected at most 2^31-1025",
+                args.rows * args.group.world);
+  }
+  return check_group(args.group, args.group.world * slab * int64_t(sizeof(typename Config::Element)),
+                     message, size);
 }
 
 template <class Config>
@@ -239,11 +255,16 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
   }
 
   int64_t const tile_columns = int64_t(Config::kTileN) * Config::kClusterN;
+  int const span = args.span > 1 ? args.span : 1;
+  int32_t groups[FLUXGEN_MAX_WORLD] = {};
+  for (int g = 0; g < args.group_count && g < FLUXGEN_MAX_WORLD; ++g) {
+    groups[g] = args.groups[g] / span;
+  }
   TileOrder order;
-  if (!make_tile_order(&order, Config::kOp, args.group.world, args.group.rank,
-                       (args.rows + Config::kTileM - 1) / Config::kTileM,
+  if (!make_tile_order(&order, Config::kOp, args.group.world / span, args.group.rank / span,
+                       (args.rows * span + Config::kTileM - 1) / Config::kTileM,
                        (args.n + tile_columns - 1) / tile_columns, Config::kClusterM, args.panel,
-                       args.groups, args.group_count)) {
+                       groups, args.group_count)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "groups: expected positive counts that sum to world=%lld", args.group.world);
   }
@@ -258,20 +279,21 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
 
   int const rows = int(args.rows), n = int(args.n), k = int(args.k);
   int const chunk = int(args.chunk_size);
-  int64_t const slot_elements = args.group.slot_bytes / int64_t(sizeof(Element));
   typename Kernel::Arguments arguments{};
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-  arguments.problem_shape = cute::make_shape(rows, n, k, args.group.world);
+  arguments.problem_shape = cute::make_shape(rows * span, n, k, args.group.world / span);
   arguments.mainloop.ptr_B = static_cast<Element const*>(args.b);
   cute::get<0>(arguments.mainloop.dB) = args.b_row_stride;
   cute::get<2>(arguments.mainloop.dB) = 0;
   if constexpr (Gemm::kAllGather) {
     arguments.mainloop.ptr_A =
-        reinterpret_cast<Element const*>(data_slot(args.group, args.group.rank, 0, 0));
+        reinterpret_cast<Element const*>(data_slab(args.group, args.group.rank, 0, 0, 0));
     cute::get<0>(arguments.mainloop.dA) = args.k;
-    cute::get<2>(arguments.mainloop.dA) = slot_elements;
+    cute::get<2>(arguments.mainloop.dA) = args.group.half_bytes / int64_t(sizeof(Element));
     arguments.mainloop.wait.group = args.group;
     arguments.mainloop.wait.rows = rows;
+    arguments.mainloop.wait.span = span;
+    arguments.mainloop.wait.k = k;
     bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
     arguments.mainloop.wait.chunk_rows = along_k || chunk == 0 ? rows : chunk;
     arguments.mainloop.wait.chunk_k_tiles =
@@ -279,7 +301,7 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
                                    : chunk / Config::kTileK);
     arguments.epilogue.ptr_D = static_cast<Element*>(args.d);
     cute::get<0>(arguments.epilogue.dD) = args.d_row_stride;
-    cute::get<2>(arguments.epilogue.dD) = args.rows * args.d_row_stride;
+    cute::get<2>(arguments.epilogue.dD) = args.rows * span * args.d_row_stride;
   } else {
     arguments.mainloop.ptr_A = static_cast<Element const*>(args.a);
     cute::get<0>(arguments.mainloop.dA) = args.a_row_stride;

@@ -31,7 +31,7 @@ class SignalEpilogue : public Base {
   struct Arguments : Base::Arguments {
     SignalArguments signal{};
   };
-  // One base Params, so one TMA descriptor, per owner. Each spans this rank's slot in both halves
+  // One base Params, so one TMA descriptor, per owner. Each spans this rank's slab in both halves
   // of that owner's inbox: the half is chosen on the device, by the epoch.
   struct Params : Base::Params {
     SignalArguments signal{};
@@ -45,13 +45,13 @@ class SignalEpilogue : public Base {
     Params params;
     params.signal = args.signal;
     fluxgen_group const& group = args.signal.group;
-    int64_t const half_bytes = group.world * group.slot_bytes;
+    int64_t const slab_bytes = int64_t(m) * n * int64_t(sizeof(typename Base::ElementD));
     for (int owner = 0; owner < group.world; ++owner) {
       typename Base::Arguments to_owner = args;
-      to_owner.ptr_D =
-          reinterpret_cast<typename Base::ElementD*>(data_slot(group, owner, 0, group.rank));
+      to_owner.ptr_D = reinterpret_cast<typename Base::ElementD*>(
+          data_slab(group, owner, 0, group.rank, slab_bytes));
       cute::get<0>(to_owner.dD) = n;
-      cute::get<2>(to_owner.dD) = half_bytes / int64_t(sizeof(typename Base::ElementD));
+      cute::get<2>(to_owner.dD) = group.half_bytes / int64_t(sizeof(typename Base::ElementD));
       params.owner[owner] =
           Base::to_underlying_arguments(cute::make_shape(m, n, k, 2), to_owner, workspace);
     }

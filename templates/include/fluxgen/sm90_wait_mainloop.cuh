@@ -3,6 +3,11 @@
 //
 // M chunks: the tile's rows decide which chunks it waits for, once, before its first load.
 // K chunks: the load runs in pieces, one per chunk, and waits before each: every tile starts early.
+//
+// The gathered A is one (m, k) matrix in either half of the workspace, so one TMA descriptor reaches
+// all of it. A tile of the last rows of a slab reads on into the next slab, which may not have
+// arrived: those rows are never stored. `span` adjacent slabs may be tiled as one, so that slabs
+// shorter than a tile fill it; the tile then waits for each source that it touches.
 #ifndef FLUXGEN_SM90_WAIT_MAINLOOP_CUH_
 #define FLUXGEN_SM90_WAIT_MAINLOOP_CUH_
 
@@ -13,7 +18,9 @@ namespace fluxgen {
 
 struct WaitArguments {
   fluxgen_group group{};
-  int32_t rows = 0;            // of one slab
+  int32_t rows = 0;            // of one source's slab
+  int32_t span = 1;            // sources tiled as one slab
+  int32_t k = 0;
   int32_t chunk_rows = 0;      // M axis; as large as rows for one chunk
   int32_t chunk_k_tiles = 0;   // K axis: tiles of K in one chunk; 0 on the M axis
 };
@@ -32,14 +39,15 @@ struct WaitMainloop : Base {
     WaitArguments wait{};
   };
 
-  // A has 2 W slabs, the slots of both halves: the half is chosen on the device, by the epoch.
+  // The problem is (rows * span, n, k, world / span); A is (m, k, 2): the half is chosen on the
+  // device, by the epoch.
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& problem, Arguments const& args,
                                         void* workspace) {
     auto [m, n, k, l] = cute::append<4>(problem, 1);
     Params params;
     static_cast<typename Base::Params&>(params) =
-        Base::to_underlying_arguments(cute::make_shape(m, n, k, 2 * l), args, workspace);
+        Base::to_underlying_arguments(cute::make_shape(m * l, n, k, 2), args, workspace);
     params.wait = args.wait;
     return params;
   }
@@ -51,30 +59,33 @@ struct WaitMainloop : Base {
                            uint32_t block_rank_in_cluster, TensorStorage& storage) {
     WaitArguments const& wait = params.wait;
     uint32_t const epoch = current_epoch(wait.group.peers[wait.group.rank], 0);
-    auto [m, n, k, source] = coord;
-    // Tiles past the edge exist inside a cluster. Nobody sets flags for them, and they load
-    // nothing of A (but their share of B, which a partner needs): they must not wait.
+    auto [m, n, k, slab] = coord;
+    int const slab_rows = wait.rows * wait.span;
     int const row = int(m) * kTileM;
-    bool const inside = row < wait.rows;
-    auto const half_coord =
-        cute::make_coord(m, n, k, int(source) + int(epoch & 1u) * wait.group.world);
+    // Tiles past the edge exist inside a cluster. Nobody sets flags for them, and they load
+    // nothing of A that is stored (but their share of B, which a partner needs): they do not wait.
+    int const end = row < slab_rows ? cute::min(row + kTileM, slab_rows) : row;
+
+    auto const a = cute::domain_offset(
+        cute::make_coord(int(slab) * slab_rows, 0, 0),
+        params.tma_load_a.get_tma_tensor(cute::make_shape(
+            slab_rows * (wait.group.world / wait.span), wait.k, cute::Int<2>{})));
+    auto const tiles = cute::local_tile(a, typename Base::TileShape{},
+                                        cute::make_coord(cute::_, cute::_, cute::_),
+                                        cute::Step<cute::_1, cute::Underscore, cute::_1>{});
+    auto const from_half = cute::make_tuple(tiles, cute::get<1>(inputs));
+    auto const in_half = cute::make_coord(m, n, k, int(epoch & 1u));
 
     if (wait.chunk_k_tiles == 0) {
-      if (inside) {
-        int const first = row / wait.chunk_rows;
-        int const last = (cute::min(row + kTileM, wait.rows) - 1) / wait.chunk_rows;
-        wait_chunks(wait, source, first, last, epoch, lane);
-      }
-      Base::load(params, pipeline, state, inputs, half_coord, k_tile, k_tile_count, lane,
+      wait_rows(wait, int(slab) * wait.span, row, end, epoch, lane);
+      Base::load(params, pipeline, state, from_half, in_half, k_tile, k_tile_count, lane,
                  block_rank_in_cluster, storage);
       return;
     }
     for (int chunk = 0; k_tile_count > 0; ++chunk) {
-      if (inside) {
-        wait_chunks(wait, source, chunk, chunk, epoch, lane);
-      }
+      wait_columns(wait, int(slab) * wait.span, row, end, chunk, epoch, lane);
       int const piece = cute::min(k_tile_count, wait.chunk_k_tiles);
-      Base::load(params, pipeline, state, inputs, half_coord, k_tile, piece, lane,
+      Base::load(params, pipeline, state, from_half, in_half, k_tile, piece, lane,
                  block_rank_in_cluster, storage);
       state.advance(piece);
       for (int i = 0; i < piece; ++i) {
@@ -87,12 +98,39 @@ struct WaitMainloop : Base {
  private:
   // The whole warp waits, one lane a chunk; whichever lane issues the TMA load afterwards is then
   // ordered behind all of them. The load runs in the async proxy, hence the proxy fence.
-  CUTLASS_DEVICE static void wait_chunks(WaitArguments const& wait, int source, int first,
-                                         int last, uint32_t epoch, int lane) {
-    for (int chunk = first + lane; chunk <= last; chunk += 32) {
-      wait_epoch(gathered_flag(wait.group.peers[wait.group.rank], source, chunk), epoch, wait.group,
-                 FLUXGEN_AG_GEMM, source, chunk);
+  CUTLASS_DEVICE static void wait_rows(WaitArguments const& wait, int first_source, int row,
+                                       int end, uint32_t epoch, int lane) {
+    while (row < end) {
+      int const source = row / wait.rows;
+      int const begin = source * wait.rows;
+      int const stop = cute::min(end, begin + wait.rows);
+      int const last = (stop - 1 - begin) / wait.chunk_rows;
+      for (int chunk = (row - begin) / wait.chunk_rows + lane; chunk <= last; chunk += 32) {
+        wait_flag(wait, first_source + source, chunk, epoch);
+      }
+      row = stop;
     }
+    order_loads();
+  }
+
+  CUTLASS_DEVICE static void wait_columns(WaitArguments const& wait, int first_source, int row,
+                                          int end, int chunk, uint32_t epoch, int lane) {
+    if (row < end) {
+      int const last = (end - 1) / wait.rows;
+      for (int source = row / wait.rows + lane; source <= last; source += 32) {
+        wait_flag(wait, first_source + source, chunk, epoch);
+      }
+    }
+    order_loads();
+  }
+
+  CUTLASS_DEVICE static void wait_flag(WaitArguments const& wait, int source, int chunk,
+                                       uint32_t epoch) {
+    wait_epoch(gathered_flag(wait.group.peers[wait.group.rank], source, chunk), epoch, wait.group,
+               FLUXGEN_AG_GEMM, source, chunk);
+  }
+
+  CUTLASS_DEVICE static void order_loads() {
     __syncwarp();
     asm volatile("fence.proxy.async;" ::: "memory");
   }

@@ -33,18 +33,18 @@ __device__ __forceinline__ bool last_block(void* workspace) {
   return last;
 }
 
-// ag_gemm, first kernel: advance the epoch, copy x (rows, row_bytes) into this rank's slot of the
+// ag_gemm, first kernel: advance the epoch, copy x (rows, row_bytes) into this rank's slab of the
 // gather half, mark it gathered here, and tell every peer that it may be pulled.
 __global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args) {
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
   uint32_t const epoch = current_epoch(mine, 1);
-  char* slot = data_slot(group, group.rank, epoch, group.rank);
+  char* slab = data_slab(group, group.rank, epoch, group.rank, args.rows * args.row_bytes);
   int64_t const vectors = args.row_bytes / 16;
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     uint4 const* from = reinterpret_cast<uint4 const*>(static_cast<char const*>(args.x) +
                                                        row * args.row_stride_bytes);
-    uint4* to = reinterpret_cast<uint4*>(slot + row * args.row_bytes);
+    uint4* to = reinterpret_cast<uint4*>(slab + row * args.row_bytes);
     for (int64_t i = threadIdx.x; i < vectors; i += kThreads) {
       to[i] = from[i];
     }
@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
   uint32_t const epoch = current_epoch(mine, 1);
-  char const* inbox = data_slot(group, group.rank, epoch, 0);
+  char const* inbox = data_slab(group, group.rank, epoch, 0, 0);
   int64_t const vectors = args.n / 8;  // 16 bytes each
-  int64_t const slab = group.slot_bytes / 16;
+  int64_t const slab = args.rows * vectors;
   int64_t const chunk_rows = args.chunk_rows > 0 ? args.chunk_rows : args.rows;
   int chunk = 0;
   for (int64_t begin = 0; begin < args.rows; begin += chunk_rows, ++chunk) {
@@ -192,8 +192,8 @@ inline int begin(fluxgen_begin_args const& args, cudaStream_t stream, char* mess
     return refuse(message, size,
                   "x: expected rows of a positive multiple of 16 bytes at 16-byte aligned addresses");
   }
-  if (args.rows * args.row_bytes > args.group.slot_bytes) {
-    return refuse(message, size, "the slab does not fit a slot of the workspace");
+  if (args.group.world * args.rows * args.row_bytes > args.group.half_bytes) {
+    return refuse(message, size, "the gathered slabs do not fit one half of the workspace");
   }
   begin_kernel<<<block_count(args.blocks, args.rows), kThreads, 0, stream>>>(args);
   return finish_launch(message, size, "begin");
@@ -226,8 +226,8 @@ inline int reduce(fluxgen_reduce_args const& args, cudaStream_t stream, char* me
                                   FLUXGEN_MAX_CHUNKS)) {
     return refuse(message, size, "chunk_rows: expected at most 16 chunks");
   }
-  if (args.rows * args.n * 2 > args.group.slot_bytes || args.group.slot_bytes % 16) {
-    return refuse(message, size, "the slab does not fit a slot of the workspace");
+  if (args.group.world * args.rows * args.n * 2 > args.group.half_bytes) {
+    return refuse(message, size, "the inbox does not fit one half of the workspace");
   }
   int const blocks = block_count(args.blocks, (args.rows * (args.n / 8) + kThreads - 1) / kThreads);
   if (args.dtype == 0) {

@@ -88,12 +88,12 @@ int64_t layout(char const* name) {
   if (!std::strcmp(name, "arrived_1_2")) return at(arrived_flag(base, 1, 2));
   if (!std::strcmp(name, "gathered_1_2")) return at(gathered_flag(base, 1, 2));
   if (!std::strcmp(name, "counters")) return at(chunk_counter(base, 0, 0));
-  if (!std::strcmp(name, "slot_epoch1_source2")) {
+  if (!std::strcmp(name, "slab_epoch1_source2")) {
     fluxgen_group group{};
     group.world = 4;
-    group.slot_bytes = 256;
+    group.half_bytes = 2048;
     group.peers[3] = base;
-    return at(data_slot(group, 3, 1, 2));
+    return at(data_slab(group, 3, 1, 2, 256));
   }
   if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
   if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
@@ -106,10 +106,10 @@ int64_t layout(char const* name) {
 // below the wrap of the epoch. Returns 0, or the number of wrong values read, or -1 on a timeout.
 int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, uint32_t first) {
   int64_t const slab = int64_t(chunks) * tiles;  // one word a tile
-  int64_t const slot = (slab * 4 + 127) / 128 * 128;
+  int64_t const half = (world * slab * 4 + 1023) / 1024 * 1024;
   std::vector<std::vector<uint32_t>> memory(world);
   for (auto& m : memory) {
-    m.assign(size_t(kDataOffset + 2 * world * slot) / 4, 0u);
+    m.assign(size_t(kDataOffset + 2 * half) / 4, 0u);
     for (int64_t i = kReadyOffset / 4; i < kCountersOffset / 4; ++i) m[size_t(i)] = first;
   }
   std::vector<fluxgen_report> reports(world);
@@ -119,7 +119,7 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
     fluxgen_group group{};
     group.world = world;
     group.rank = rank;
-    group.slot_bytes = slot;
+    group.half_bytes = half;
     group.timeout_ns = 20'000'000'000ull;
     group.report = &reports[rank];
     for (int p = 0; p < world; ++p) group.peers[p] = memory[p].data();
@@ -134,7 +134,7 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
       auto worker = [&](int part) {
         for (int owner = 0; owner < world; ++owner) {
           for (int i = part; i < slab; i += 2) {
-            auto* words = reinterpret_cast<uint32_t*>(data_slot(group, owner, epoch, rank));
+            auto* words = reinterpret_cast<uint32_t*>(data_slab(group, owner, epoch, rank, slab * 4));
             __atomic_store_n(&words[i], epoch * 1000003u + uint32_t(rank * slab + i),
                              __ATOMIC_RELAXED);
             signal_tile(group, owner, i / tiles, uint32_t(tiles), epoch);
@@ -151,7 +151,7 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
             return;
           }
           for (int i = chunk * tiles; i < (chunk + 1) * tiles; ++i) {
-            auto* words = reinterpret_cast<uint32_t*>(data_slot(group, rank, epoch, source));
+            auto* words = reinterpret_cast<uint32_t*>(data_slab(group, rank, epoch, source, slab * 4));
             uint32_t const value = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
             wrong += value != epoch * 1000003u + uint32_t(source * slab + i);
           }

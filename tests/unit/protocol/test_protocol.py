@@ -72,9 +72,9 @@ def test_workspace_layout_matches_the_header():
     assert layout(b"arrived_1_2") == abi.ARRIVED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
     assert layout(b"gathered_1_2") == workspace.gathered_offset(1, 2)
     assert layout(b"counters") == abi.COUNTERS_OFFSET
-    assert layout(b"slot_epoch1_source2") == workspace.slot_offset(256, 4, 1, 2)
-    assert workspace.slot_offset(256, 4, 2, 0) == abi.DATA_OFFSET
-    assert workspace.workspace_bytes(256, 4) == abi.DATA_OFFSET + 2 * 4 * 256
+    assert layout(b"slab_epoch1_source2") == workspace.slab_offset(2048, 1, 2, 256)
+    assert workspace.slab_offset(2048, 2, 0, 256) == abi.DATA_OFFSET
+    assert workspace.workspace_bytes(2048) == abi.DATA_OFFSET + 2 * 2048
     assert layout(b"max_world") == abi.MAX_WORLD
     assert layout(b"max_chunks") == abi.MAX_CHUNKS
     assert layout(b"abi_version") == abi.ABI_VERSION

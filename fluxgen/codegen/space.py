@@ -25,6 +25,8 @@ MAX_CHUNKS = 16
 """Chunks per rank: the flag block of one source has so many entries (``protocol.cuh``)."""
 K_CHUNK_UNIT = 128
 """K chunks end at multiples of this many elements: a multiple of every ``TILE_K``."""
+MAX_SPAN_ACCUMULATORS = 160
+"""Accumulator registers above which gemm_rs is compiled without ``span`` (it would spill)."""
 TMA_ALIGN = 8
 """16-bit elements in the 16 bytes that TMA strides and addresses must be multiples of."""
 
@@ -40,10 +42,10 @@ def epilogue_tile(kernel: KernelConfig) -> tuple[int, int]:
 
 
 def epilogue_bytes(kernel: KernelConfig, element: int = 2) -> int:
-    """Shared memory of the epilogue: at most four store stages of one subtile each."""
+    """Shared memory of the epilogue: at most two store stages of one subtile each."""
     tile_m, tile_n = epilogue_tile(kernel)
     subtiles = (kernel.tile_m // tile_m) * (kernel.tile_n // tile_n)
-    return min(4, subtiles) * tile_m * tile_n * element
+    return min(2, subtiles) * tile_m * tile_n * element
 
 
 def stage_count(kernel: KernelConfig, smem_kb: int) -> int:
@@ -158,7 +160,14 @@ def why_illegal(
     if run.span < 1 or world % run.span or any(group % run.span for group in run.groups):
         return f"span {run.span} does not divide the {world} ranks and every group {run.groups}"
     if run.span > 1 and problem.op is Op.GEMM_RS:
-        return f"span {run.span}: an output tile of gemm_rs has one owner"
+        unit = epilogue_tile(kernel)[0]
+        if accumulator_registers(kernel) > MAX_SPAN_ACCUMULATORS:
+            return f"span {run.span}: the subtile loop of gemm_rs spills on {kernel.name}"
+        if rows * run.span != kernel.tile_m or rows % unit or run.chunks > 1:
+            return (
+                f"span {run.span} with slabs of {rows} rows: gemm_rs needs span slabs to be one "
+                f"tile of {kernel.tile_m} rows, each a multiple of {unit}, in one chunk"
+            )
     slab = rows * run.span
     if kernel.tile_m > 64 and kernel.tile_m >= 2 * slab:
         return f"tiles of {kernel.tile_m} rows are at least half padding for slabs of {slab} rows"
@@ -216,7 +225,7 @@ def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
 
 def span_choices(problem: Problem, kernel: KernelConfig) -> tuple[int, ...]:
     """Spans worth trying: 1, and the fewest ranks whose rows fill whole tiles."""
-    if problem.op is Op.GEMM_RS or problem.m_local % kernel.tile_m == 0:
+    if problem.m_local % kernel.tile_m == 0:
         return (1,)
     filled = (
         span

@@ -88,8 +88,8 @@ class RunConfig:
         panel: width of a panel of N inside a group, in clusters (0: all of N).
         chunk_axis, chunks: how each rank's slab is cut for the transport.
         sms: SMs the persistent kernel may take (0: all).
-        span: ag_gemm: adjacent ranks whose slabs are tiled as one, so that slabs shorter than a
-            tile fill it; it divides the world and every group.
+        span: adjacent ranks whose slabs are tiled as one, so that slabs shorter than a tile
+            fill it; it divides the world and every group.
         transport: how bytes and flags move.
     """
 

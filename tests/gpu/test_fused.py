@@ -8,6 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from fluxgen.codegen.space import (  # noqa: E402
+    MAX_SPAN_ACCUMULATORS,
+    accumulator_registers,
+    epilogue_tile,
+)
 from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import CommTimeout, KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem  # noqa: E402
@@ -114,6 +119,32 @@ def test_exact_for_every_world(name: str, world: int) -> None:
             span = rng.choice([s for s in range(2, world + 1) if world % s == 0])
             groups = rng.choice([(), (span,) * (world // span)])
             check(group, kernel, problem, run_config(problem, groups, 2, axis, 2, span))
+
+
+@pytest.mark.parametrize("world", [2, 4, 6, 8])
+@pytest.mark.parametrize("name", [n for n in sorted(KERNELS) if n.startswith("gemm_rs")])
+def test_spanned_owners(name: str, world: int) -> None:
+    """gemm_rs tiles whose rows belong to several owners."""
+    kernel = load_kernel(name)
+    if accumulator_registers(kernel.kernel) > MAX_SPAN_ACCUMULATORS:
+        pytest.skip("too many accumulators for span; refused on the host")
+    unit = epilogue_tile(kernel.kernel)[0]
+    spans = [
+        s
+        for s in range(2, world + 1)
+        if world % s == 0
+        and kernel.kernel.tile_m % s == 0
+        and kernel.kernel.tile_m // s % unit == 0
+    ]
+    if not spans:
+        pytest.skip(f"no span of {world} ranks fills a {kernel.kernel.tile_m}-row tile")
+    for span in spans:
+        rows = kernel.kernel.tile_m // span
+        for n, k in [(8, 8), (264, 200), (1368, 512)]:
+            problem = Problem(kernel.signature, rows * world, n, k, world)
+            group = LocalGroup(world, half_bytes(problem), SUPPORT())
+            for groups in [(), (span,) * (world // span)]:
+                check(group, kernel, problem, run_config(problem, groups, 2, span=span))
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])

@@ -69,7 +69,7 @@ typedef struct fluxgen_gemm_args {
   int32_t panel;         // clusters along n in one panel; 0: all
   int64_t chunk_size;    // rows (M) or elements (K) of one chunk; 0: the whole slab
   int32_t sms;           // SMs to use; 0: all
-  int32_t span;          // ag_gemm: adjacent ranks whose slabs are tiled as one; 0: 1
+  int32_t span;          // adjacent ranks whose slabs are tiled as one; 0: 1
 } fluxgen_gemm_args;
 
 // The reduction of gemm_rs: D (rows, n) = sum over sources, in rank order, of this rank's inbox.

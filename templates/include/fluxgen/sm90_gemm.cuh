@@ -46,7 +46,11 @@ struct Sm90Gemm {
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, void,
       cutlass::layout::RowMajor, kAlign, Element, cutlass::layout::RowMajor, kAlign,
       EpilogueSchedule>::CollectiveOp;
-  using Epilogue = cute::conditional_t<kAllGather, BaseEpilogue, SignalEpilogue<BaseEpilogue>>;
+  static constexpr int kAccumulators =
+      Config::kTileM * Config::kTileN / (Config::kCooperative ? 256 : 128);  // of one thread
+  static constexpr bool kCanSpan = kAllGather || kAccumulators <= 160;
+  using Epilogue =
+      cute::conditional_t<kAllGather, BaseEpilogue, SignalEpilogue<BaseEpilogue, kCanSpan>>;
 
   using AutoStages = cutlass::gemm::collective::StageCountAutoCarveout<
       static_cast<int>(sizeof(typename BaseEpilogue::SharedStorage))>;
@@ -210,10 +214,19 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
                 "chunk_size=%lld cuts %lld into more than 16 chunks", args.chunk_size, extent);
   }
   int64_t const slab = args.rows * (gathers ? args.k : args.n);
-  if (args.span < 0 || (args.span > 1 && (!gathers || args.group.world % args.span))) {
+  if (args.span < 0 || (args.span > 1 && args.group.world % args.span)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "span=%lld: expected a divisor of world=%lld, and ag_gemm", args.span,
-                args.group.world);
+                "span=%lld: expected a divisor of world=%lld", args.span, args.group.world);
+  }
+  if constexpr (!Sm90Gemm<Config>::kAllGather) {
+    if (args.span > 1 &&
+        (!Sm90Gemm<Config>::kCanSpan || args.rows * args.span != Config::kTileM ||
+         args.chunk_size || args.rows % Sm90Gemm<Config>::Epilogue::kSubtileM)) {
+      return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                  "span=%lld with slabs of %lld rows: gemm_rs needs their product to be one tile of "
+                  "at most 160 accumulators a thread, whole subtiles a slab, and no chunks",
+                  args.span, args.rows);
+    }
   }
   for (int g = 0; args.span > 1 && g < args.group_count && g < FLUXGEN_MAX_WORLD; ++g) {
     if (args.groups[g] % args.span) {
@@ -305,9 +318,10 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
   } else {
     arguments.mainloop.ptr_A = static_cast<Element const*>(args.a);
     cute::get<0>(arguments.mainloop.dA) = args.a_row_stride;
-    cute::get<2>(arguments.mainloop.dA) = args.rows * args.a_row_stride;
+    cute::get<2>(arguments.mainloop.dA) = args.rows * span * args.a_row_stride;
     arguments.epilogue.signal.group = args.group;
-    arguments.epilogue.signal.tiles_m = (rows + Config::kTileM - 1) / Config::kTileM;
+    arguments.epilogue.signal.span = span;
+    arguments.epilogue.signal.tiles_m = (rows * span + Config::kTileM - 1) / Config::kTileM;
     arguments.epilogue.signal.tiles_n = (n + Config::kTileN - 1) / Config::kTileN;
     arguments.epilogue.signal.chunk_tiles_m =
         chunk == 0 ? arguments.epilogue.signal.tiles_m : chunk / Config::kTileM;

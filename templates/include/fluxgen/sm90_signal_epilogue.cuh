@@ -4,6 +4,9 @@
 // A tile's stores must be complete (not only read out of shared memory) before it is counted.
 // Waiting for that at once would stall the warp that issued them, so a tile is counted when the
 // next one is about to be stored, or in the tail: by then its stores are long done.
+//
+// With `span` owners in one tile (slabs shorter than a tile), each subtile of the epilogue goes to
+// the owner of its rows; the owner's descriptor is shifted so that the tile's rows fall on its slab.
 #ifndef FLUXGEN_SM90_SIGNAL_EPILOGUE_CUH_
 #define FLUXGEN_SM90_SIGNAL_EPILOGUE_CUH_
 
@@ -14,12 +17,15 @@ namespace fluxgen {
 
 struct SignalArguments {
   fluxgen_group group{};
+  int32_t span = 1;           // owners of one tile, each with tile_m / span of its rows
   int32_t tiles_m = 0;        // of one slab, those inside the edge
   int32_t tiles_n = 0;
   int32_t chunk_tiles_m = 0;  // tiles along m in one chunk
 };
 
-template <class Base>
+// kCanSpan: whether the subtile loop is compiled in. It keeps its counters in registers beside the
+// accumulators, so the largest tiles do without.
+template <class Base, bool kCanSpan>
 class SignalEpilogue : public Base {
  public:
   using LoadPipeline = typename Base::LoadPipeline;
@@ -27,6 +33,12 @@ class SignalEpilogue : public Base {
   using StorePipeline = typename Base::StorePipeline;
   using StorePipelineState = typename Base::StorePipelineState;
   using TensorStorage = typename Base::TensorStorage;
+  static constexpr int kTileM = cute::size<0>(typename Base::CtaTileMNK{});
+  static constexpr int kSubtileM = cute::size<0>(typename Base::EpilogueTile{});
+  static constexpr int kSubtilesM = kTileM / kSubtileM;
+  static constexpr int kSubtiles =
+      kSubtilesM * (cute::size<1>(typename Base::CtaTileMNK{}) /
+                    cute::size<1>(typename Base::EpilogueTile{}));
 
   struct Arguments : Base::Arguments {
     SignalArguments signal{};
@@ -45,15 +57,20 @@ class SignalEpilogue : public Base {
     Params params;
     params.signal = args.signal;
     fluxgen_group const& group = args.signal.group;
-    int64_t const slab_bytes = int64_t(m) * n * int64_t(sizeof(typename Base::ElementD));
+    int const rows = m / args.signal.span;
+    int64_t const slab = int64_t(rows) * n;
     for (int owner = 0; owner < group.world; ++owner) {
       typename Base::Arguments to_owner = args;
-      to_owner.ptr_D = reinterpret_cast<typename Base::ElementD*>(
-          data_slab(group, owner, 0, group.rank, slab_bytes));
+      int const place = owner % args.signal.span;  // of the owner's rows in the tile
+      to_owner.ptr_D =
+          reinterpret_cast<typename Base::ElementD*>(data_slab(
+              group, owner, 0, group.rank, slab * int64_t(sizeof(typename Base::ElementD)))) -
+          place * slab;
       cute::get<0>(to_owner.dD) = n;
       cute::get<2>(to_owner.dD) = group.half_bytes / int64_t(sizeof(typename Base::ElementD));
       params.owner[owner] =
-          Base::to_underlying_arguments(cute::make_shape(m, n, k, 2), to_owner, workspace);
+          Base::to_underlying_arguments(cute::make_shape((place + 1) * rows, n, k, 2), to_owner,
+                                        workspace);
     }
     static_cast<typename Base::Params&>(params) = params.owner[group.rank];
     return params;
@@ -69,21 +86,37 @@ class SignalEpilogue : public Base {
                             ProblemShape problem, TileShape tile_shape, TileCoord coord,
                             cute::Tensor<Engine, Layout> accumulators, TiledMma tiled_mma,
                             int thread, TensorStorage& storage, int subtile = -1) {
-    auto [m, n, k, owner] = coord;
+    auto [m, n, k, slab] = coord;
+    SignalArguments const& signal = params_.signal;
     issuer_ = thread / cutlass::NumThreadsPerWarp == 0;
     count_pending();
-    uint32_t const epoch = current_epoch(params_.signal.group.peers[params_.signal.group.rank], 1);
-    Base to_owner(params_.owner[owner], storage);
-    auto result = to_owner.store(load_pipeline, load_state, store_pipeline, store_state, problem,
-                                 tile_shape, cute::make_coord(m, n, k, int(epoch & 1u)),
-                                 accumulators, tiled_mma, thread, storage, subtile);
+    uint32_t const epoch = current_epoch(signal.group.peers[signal.group.rank], 1);
+    auto const in_half = cute::make_coord(m, n, k, int(epoch & 1u));
+    int const span = kCanSpan ? signal.span : 1;
+    auto store_to = [&](int owner, int which) CUTLASS_LAMBDA_FUNC_INLINE {
+      Base to_owner(params_.owner[owner], storage);
+      auto const [next_load, next_store] =
+          to_owner.store(load_pipeline, load_state, store_pipeline, store_state, problem,
+                         tile_shape, in_half, accumulators, tiled_mma, thread, storage, which);
+      load_state = next_load;
+      store_state = next_store;
+    };
+    if constexpr (kCanSpan) {
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int step = 0; step < (span == 1 ? 1 : kSubtiles); ++step) {
+        int const place = span == 1 ? 0 : step % kSubtilesM * span / kSubtilesM;
+        store_to(int(slab) * span + place, span == 1 ? subtile : step);
+      }
+    } else {
+      store_to(int(slab), subtile);
+    }
     // Tiles past the edge exist inside a cluster; they store nothing and are not counted.
-    if (int(m) < params_.signal.tiles_m && int(n) < params_.signal.tiles_n) {
-      pending_owner_ = int(owner);
+    if (int(m) < signal.tiles_m && int(n) < signal.tiles_n) {
+      pending_owner_ = int(slab) * span;
       pending_m_ = int(m);
       pending_epoch_ = epoch;
     }
-    return result;
+    return cute::make_tuple(load_state, store_state);
   }
 
   CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state,
@@ -110,8 +143,10 @@ class SignalEpilogue : public Base {
         int const chunk = pending_m_ / signal.chunk_tiles_m;
         int const begin = chunk * signal.chunk_tiles_m;
         int const tiles_m = cute::min(signal.chunk_tiles_m, signal.tiles_m - begin);
-        signal_tile(signal.group, pending_owner_, chunk, uint32_t(tiles_m) * signal.tiles_n,
-                    pending_epoch_);
+        for (int place = 0; place < signal.span; ++place) {
+          signal_tile(signal.group, pending_owner_ + place, chunk,
+                      uint32_t(tiles_m) * signal.tiles_n, pending_epoch_);
+        }
       }
       __syncwarp();
     }

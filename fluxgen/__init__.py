@@ -1,3 +1,42 @@
-"""fluxgen: generated, tuned, fused communication-GEMM kernels for tensor parallelism."""
+"""fluxgen: generated, tuned, fused communication-GEMM kernels for tensor parallelism.
+
+Importing this package imports neither Torch, nor Optuna, nor Jinja2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fluxgen.db.result import LookupResult
 
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "lookup"]
+
+
+def lookup(
+    op: str, m: int, n: int, k: int, *, tp: int, target: str, link: str = "nvlink",
+    dtype: str = "bf16",
+) -> LookupResult:  # fmt: skip
+    """The tuned configuration of one fused op: which kernel, how fast, how known, and why.
+
+    Args:
+        op: ``ag_gemm`` or ``gemm_rs``. m: global tokens. n, k: local GEMM sizes.
+        tp: tensor-parallel ranks. target: a GPU's name (``h100-sxm``, or as the driver reports
+            it). link: ``nvlink`` or ``pcie``. dtype: ``bf16`` or ``fp16``.
+
+    Returns:
+        A :class:`fluxgen.db.result.LookupResult`; its ``kernel`` is None for the unfused path.
+
+    Raises:
+        fluxgen.core.errors.UsageError: an argument is not valid; the message says what is.
+
+    The rule for m between and beyond tuned sizes: :mod:`fluxgen.db.lookup`.
+    """
+    from fluxgen.core.problem import Problem, Signature
+    from fluxgen.core.topology import Topology
+    from fluxgen.db.lookup import default_lookup
+
+    problem = Problem(Signature.of(op, dtype), m, n, k, tp)
+    return default_lookup()(problem, Topology.of(target, link, tp))

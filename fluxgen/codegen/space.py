@@ -181,9 +181,8 @@ def why_illegal(
             return "chunk axis k: an output slab has no k; gemm_rs cuts rows"
         if run.chunks > max(1, problem.k // K_CHUNK_UNIT):
             return f"{run.chunks} k chunks of at least {K_CHUNK_UNIT} do not fit k={problem.k}"
-    elif run.chunks > 1:
-        if ceil_div(rows, kernel.tile_m) < run.chunks:
-            return f"{run.chunks} row chunks of {kernel.tile_m} rows do not fit m/tp = {rows}"
+    elif run.chunks > 1 and ceil_div(rows, kernel.tile_m) < run.chunks:
+        return f"{run.chunks} row chunks of {kernel.tile_m} rows do not fit m/tp = {rows}"
     if problem.op is Op.AG_GEMM and run.transport is not Transport.COPY_ENGINE_PULL:
         return f"transport {run.transport.value} does not carry ag_gemm; use copy_engine_pull"
     if problem.op is Op.GEMM_RS and run.transport is not Transport.PEER_STORE:

@@ -42,8 +42,12 @@ STEP_US = 0.012
 """Barrier handling of one tile_k step that the MMAs do not hide, about 20 clocks: it makes
 64x64 tiles slow, where a step has only 128 clocks of MMAs (assumed)."""
 
-GPC_SMS = 16
-"""SMs of a GPC that clusters of four can fill (GPCs have 16 or 18)."""
+CLUSTER4_SMS = 0.91
+"""Share of the SMs that clusters of four can take: GPCs lose SMs to yield, and not in fours. 30 of
+33 such clusters fit: 64x256 4x1 needs 4 waves for 96 of them (RS m=512) and 7 for 192."""
+
+PINGPONG_STORE = 0.15
+"""Share of a tile's store that ping-pong does not hide behind the other warpgroup's MMAs."""
 
 TILE_TRAFFIC_NORM = 4.0
 """Exponent of the p-norm that joins load and MMA time of a tile (soft maximum)."""

@@ -1,8 +1,9 @@
 """How long a persistent GEMM takes: tiles, waves, load traffic and memory traffic.
 
-A fused kernel computes W slabs of (m / tp) x n, each padded to clusters of tiles on its own; the
-plain GEMM computes one slab of m x n. Both are a :class:`Grid` of clusters walked in arrival
-groups (``tile_order.cuh``: groups of slabs, panels of N inside a group, rows inside a panel).
+A fused kernel computes W slabs of (m / tp) x n, each padded to tiles on its own (or W / span slabs
+of span times the rows); the plain GEMM computes one slab of m x n. Both are a :class:`Grid` of
+clusters walked in arrival groups (``tile_order.cuh``: groups of slabs, panels of N inside a group,
+rows inside a panel; a cluster takes consecutive rows of its group, also across two slabs).
 """
 
 from __future__ import annotations
@@ -30,29 +31,31 @@ _LIBRARY_TILES = (
 )
 
 
-@dataclass(frozen=True)
 class Grid:
-    """The clusters of one launch.
+    """The clusters of one launch, in the order of their walk.
 
     Attributes:
-        rows, columns: clusters of one slab along m and n. slabs: slabs (W, or 1 for a flat GEMM).
+        rows: tiles of one slab along m. columns: clusters along n.
+        groups: slabs of each arrival group. cluster_m: tiles of a cluster along m.
         slots: clusters resident on the GPU at a time.
+        starts: cluster rows before each group, then all of them. total: clusters of the walk.
+        waves: rounds of clusters that the busiest slot computes.
     """
 
-    rows: int
-    columns: int
-    slabs: int
-    slots: int
+    __slots__ = ("cluster_m", "columns", "groups", "rows", "slots", "starts", "total", "waves")
 
-    @property
-    def total(self) -> int:
-        """Clusters of all slabs."""
-        return self.rows * self.columns * self.slabs
-
-    @property
-    def waves(self) -> int:
-        """Rounds of clusters that the busiest slot computes."""
-        return -(-self.total // self.slots)
+    def __init__(
+        self, rows: int, columns: int, groups: Sequence[int], cluster_m: int, slots: int
+    ) -> None:
+        self.rows, self.columns, self.groups = rows, columns, tuple(groups)
+        self.cluster_m, self.slots = cluster_m, slots
+        starts = [0]
+        for slabs in groups:
+            # Only the last cluster row of a group is padded: a cluster may span two slabs.
+            starts.append(starts[-1] + -(-slabs * rows // cluster_m))
+        self.starts = tuple(starts)
+        self.total = starts[-1] * columns
+        self.waves = -(-self.total // slots)
 
 
 @dataclass(frozen=True)
@@ -87,18 +90,18 @@ class GemmTime:
         return max(compute, memory) + self.once_us
 
 
-def make_grid(rows: int, n: int, slabs: int, kernel: KernelConfig, sms: int) -> Grid:
-    """The grid of ``slabs`` slabs of ``rows`` x ``n`` elements on ``sms`` SMs.
-
-    Clusters of four do not fill GPCs of 18 SMs.
-    """
+def make_grid(
+    rows: int, n: int, groups: Sequence[int], kernel: KernelConfig, sms: int
+) -> Grid:
+    """The grid of slabs of ``rows`` x ``n`` elements, walked in ``groups``, on ``sms`` SMs."""
     ctas = kernel.cluster_m * kernel.cluster_n
-    usable = sms if ctas < 4 else max(ctas, sms // c.GPC_SMS * c.GPC_SMS)
+    usable = sms if ctas < 4 else max(ctas, sms * c.CLUSTER4_SMS)
     return Grid(
-        rows=-(-rows // (kernel.tile_m * kernel.cluster_m)),
+        rows=-(-rows // kernel.tile_m),
         columns=-(-n // (kernel.tile_n * kernel.cluster_n)),
-        slabs=slabs,
-        slots=max(1, usable // ctas),
+        groups=groups,
+        cluster_m=kernel.cluster_m,
+        slots=max(1, int(usable // ctas)),
     )
 
 
@@ -109,21 +112,28 @@ def tensor_share(gpu: Gpu, busy_us: float) -> float:
 
 
 @lru_cache(maxsize=1024)
+def tile_loads(kernel: KernelConfig) -> float:
+    """Time of a tile's loads over that of its MMAs at the datasheet rate.
+
+    Clusters share what they load by multicast: A along n, B along m.
+    """
+    alone = kernel.tile_m + kernel.tile_n
+    shared = kernel.tile_m / kernel.cluster_n + kernel.tile_n / kernel.cluster_m
+    traffic = (alone - c.MULTICAST * (alone - shared)) / (kernel.tile_m * kernel.tile_n)
+    return traffic / c.TILE_TRAFFIC
+
+
+@lru_cache(maxsize=1024)
 def tile_slowdown(kernel: KernelConfig) -> float:
-    """How much slower than the tensor cores alone a tile is, for its loads (at least 1).
+    """How much slower than its MMAs and loads a tile's main loop is (at least 1).
 
     A pipeline given explicitly shallower than 256 elements of K hides less latency.
     """
-    area = kernel.tile_m * kernel.tile_n
-    alone = kernel.tile_m + kernel.tile_n
-    shared = kernel.tile_m / kernel.cluster_n + kernel.tile_n / kernel.cluster_m
-    traffic = (alone - c.MULTICAST * (alone - shared)) / area
-    slow = (1 + (traffic / c.TILE_TRAFFIC) ** c.TILE_TRAFFIC_NORM) ** (1 / c.TILE_TRAFFIC_NORM)
-    slow *= 1 + c.CLUSTER_SYNC * (kernel.cluster_m * kernel.cluster_n - 1)
+    slow = 1 + c.CLUSTER_SYNC * (kernel.cluster_m * kernel.cluster_n - 1)
     depth = kernel.stages * kernel.tile_k
     if 0 < depth < 256:
         slow *= 1 + 0.15 * (256 - depth) / 256
-    return float(slow)
+    return slow
 
 
 def tile_overhead_us(kernel: KernelConfig, element: int) -> tuple[float, float]:
@@ -133,38 +143,49 @@ def tile_overhead_us(kernel: KernelConfig, element: int) -> tuple[float, float]:
     """
     store = kernel.tile_m * kernel.tile_n * element / (c.STORE_GBS_PER_SM * 1e3)
     exposed = c.FILL_US + store
-    return (0.15 * store, exposed) if kernel.schedule is Schedule.PINGPONG else (exposed, 0.0)
+    if kernel.schedule is Schedule.PINGPONG:
+        return c.PINGPONG_STORE * store, exposed
+    return exposed, 0.0
 
 
 def memory_bytes(
-    grid: Grid, groups: Sequence[int], panel: int, kernel: KernelConfig, n: int, k: int,
-    element: int, l2_bytes: float,
-) -> float:  # fmt: skip
-    """Bytes read from and written to device memory by a walk in ``groups`` and ``panel``.
+    grid: Grid, panel: int, kernel: KernelConfig, n: int, k: int, element: int, l2_bytes: float
+) -> float:
+    """Bytes read from and written to device memory by a walk in panels of ``panel`` clusters.
 
     A group reads B once if a panel of B stays in L2, else once per wave; it reads A once if the
     group's rows stay in L2, else once per panel. Groups that share a wave share their reads of B,
     but for ``LOCKSTEP_LOSS``.
     """
     usable = l2_bytes * c.L2_USABLE
-    row_bytes = kernel.tile_m * kernel.cluster_m * k * element
-    column_bytes = kernel.tile_n * kernel.cluster_n * k * element
+    a_bytes = grid.rows * kernel.tile_m * k * element  # of one slab
     b_bytes = n * k * element
     width = min(panel or grid.columns, grid.columns)
+    panel_bytes = width * kernel.tile_n * kernel.cluster_n * k * element
+    alone = len(grid.groups) == 1
     total = 0.0
-    for ranks in groups:
-        rows = grid.rows * ranks
-        # Several panels run at once when one does not fill the GPU.
-        at_once = min(grid.columns, max(width, grid.slots // rows))
-        a_reads = 1.0 if rows * row_bytes <= usable else max(1.0, grid.columns / at_once)
-        b_reads = 1.0
-        if width * column_bytes > usable:
-            b_reads = max(1.0, rows * width / grid.slots)
-        share = max(1.0, grid.slots / (rows * grid.columns)) if len(groups) > 1 else 1.0
-        b_reads *= (1 + c.LOCKSTEP_LOSS * (share - 1)) / share
-        total += a_reads * rows * row_bytes + b_reads * b_bytes
-    written = grid.slabs * grid.rows * kernel.tile_m * kernel.cluster_m * n * element
+    for slabs, begin, end in zip(grid.groups, grid.starts, grid.starts[1:], strict=False):
+        rows = end - begin
+        a_group = a_bytes * slabs
+        a_reads = b_reads = 1.0
+        if a_group > usable:
+            # Several panels run at once when one does not fill the GPU.
+            at_once = max(width, grid.slots // rows)
+            a_reads = max(1.0, grid.columns / at_once)
+        if panel_bytes > usable:
+            b_reads = min(rows, max(1.0, rows * width / grid.slots))
+        if not alone:
+            share = max(1.0, grid.slots / (rows * grid.columns))
+            b_reads *= (1 + c.LOCKSTEP_LOSS * (share - 1)) / share
+        total += a_reads * a_group + b_reads * b_bytes
+    written = sum(grid.groups) * grid.rows * kernel.tile_m * n * element
     return total + written
+
+
+def soft_max(first: float, second: float, norm: float) -> float:
+    """The p-norm of two positive times: their maximum, rounded off where they are close."""
+    low, high = (first, second) if first < second else (second, first)
+    return float(high * (1 + (low / high) ** norm) ** (1 / norm))
 
 
 @lru_cache(maxsize=65536)
@@ -180,22 +201,25 @@ def gemm_time(
         element: bytes of one element.
     """
     sms = min(sms or gpu.sm_count, gpu.sm_count)
-    grid = make_grid(rows, n, slabs, kernel, sms)
+    grid = make_grid(rows, n, groups or (slabs,), kernel, sms)
     steps = -(-k // kernel.tile_k) * kernel.tile_k
     flops = 2.0 * kernel.tile_m * kernel.tile_n * steps
-    per_sm = gpu.tflops * 1e6 / gpu.sm_count  # FLOP per microsecond at the datasheet rate
-    ideal = flops / per_sm * tile_slowdown(kernel)
+    ideal = flops / (gpu.tflops * 1e6 / gpu.sm_count)  # microseconds at the datasheet rate
+    loads = ideal * tile_loads(kernel)
+    slow = tile_slowdown(kernel)
     each, once = tile_overhead_us(kernel, element)
     each += c.STEP_US * steps / kernel.tile_k
     waves = grid.waves
-    share = tensor_share(gpu, waves * (ideal / c.COLD_RATE + each))
-    compute = waves * (ideal / share + each)
-    traffic = memory_bytes(grid, groups or (slabs,), panel, kernel, n, k, element, gpu.l2_mb * 1e6)
+
+    def wave_us(share: float) -> float:
+        # Loads come from L2, whose clock does not fall with that of the SMs.
+        return slow * soft_max(ideal / share, loads, c.TILE_TRAFFIC_NORM) + each
+
+    compute = waves * wave_us(tensor_share(gpu, waves * wave_us(c.COLD_RATE)))
+    traffic = memory_bytes(grid, panel, kernel, n, k, element, gpu.l2_mb * 1e6)
     memory = traffic / (gpu.mem_gbs * c.MEMORY_RATE * 1e3)
-    p = c.MEMORY_NORM
-    largest = max(compute, memory)
-    both = largest * ((compute / largest) ** p + (memory / largest) ** p) ** (1 / p)
-    return GemmTime(grid, both + once, compute / waves, once)
+    time = soft_max(compute, memory, c.MEMORY_NORM)
+    return GemmTime(grid, time + once, compute / waves, once)
 
 
 @lru_cache(maxsize=4096)

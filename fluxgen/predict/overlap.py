@@ -8,7 +8,6 @@ later. The kernel's time is the maximum over all chunks: no simulation is needed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
@@ -52,15 +51,16 @@ def predict(
         UsageError: nothing to compute (m or k is 0), or tp is not the topology's world.
     """
     _check(problem, topology)
-    rows = problem.m_local
+    span = run.span
+    groups = run.groups if span == 1 else tuple(ranks // span for ranks in run.groups)
     gemm = gemm_time(
-        rows, problem.n, problem.k, problem.tp, run.groups, run.panel, kernel, topology.gpu,
-        run.sms, problem.signature.dtype.bytes,
+        problem.m_local * span, problem.n, problem.k, problem.tp // span, groups, run.panel, kernel,
+        topology.gpu, run.sms, problem.signature.dtype.bytes,
     ).scaled(c.FUSED_GEMM_OVERHEAD)  # fmt: skip
     fixed = c.LAUNCH_US + (c.FUSED_FIXED_US if problem.tp > 1 else 0.0)
     reduce_us = 0.0
     if problem.op is Op.AG_GEMM:
-        body, comm = _gather_timeline(problem, topology, gemm, run)
+        body, comm = _gather_timeline(problem, topology, gemm, kernel, run)
     else:
         body, comm, reduce_us = _scatter_timeline(problem, topology, gemm, run)
     time_us = body + fixed
@@ -103,31 +103,41 @@ def _check(problem: Problem, topology: Topology) -> None:
         )
 
 
-def first_need(grid: Grid, groups: Sequence[int], panel: int, visit: int, row: int) -> int:
-    """Position in the walk of the first cluster that touches ``row`` of the ``visit``-th slab."""
-    begin = 0
-    for ranks in groups:
-        if visit < begin + ranks:
-            break
-        begin += ranks
+def first_need(grid: Grid, panel: int, visit: int, row: int) -> int:
+    """Position in the walk of the first cluster that touches ``row`` of the ``visit``-th slab.
+
+    Args:
+        row: row of tiles inside the slab.
+    """
+    group = begin = 0
+    while visit >= begin + grid.groups[group]:
+        begin += grid.groups[group]
+        group += 1
     width = min(panel or grid.columns, grid.columns)
-    return begin * grid.rows * grid.columns + ((visit - begin) * grid.rows + row) * width
+    cluster_row = ((visit - begin) * grid.rows + row) // grid.cluster_m
+    return grid.starts[group] * grid.columns + cluster_row * width
 
 
 def _gather_timeline(
-    problem: Problem, topology: Topology, gemm: GemmTime, run: RunConfig
+    problem: Problem, topology: Topology, gemm: GemmTime, kernel: KernelConfig, run: RunConfig
 ) -> tuple[float, float]:
-    """(kernel, communication) of ag_gemm, microseconds after the launch."""
+    """(kernel, communication) of ag_gemm, microseconds after the launch.
+
+    Sources are pulled in the order of the walk. With a span, the own slab holds other sources
+    too, which are pulled first; a tile that touches several sources waits for the last of them.
+    """
     if problem.tp == 1:
         return gemm.time_us, 0.0
     grid, end = gemm.grid, gemm.time_us
-    groups = run.groups or (problem.tp,)
-    slab = problem.m_local * problem.k * problem.signature.dtype.bytes
-    arrivals = pull_arrivals(slab, run.chunks, run.chunk_axis, topology)
+    rows = problem.m_local
+    arrivals = pull_arrivals(
+        rows * problem.k * problem.signature.dtype.bytes, run.chunks, run.chunk_axis, topology
+    )
     by_k = run.chunk_axis is ChunkAxis.K
-    for visit, chunk, arrival in arrivals:
-        row = 0 if by_k else chunk * grid.rows // run.chunks
-        position = first_need(grid, groups, run.panel, visit, row)
+    for source, chunk, arrival in arrivals:
+        visit, place = divmod(source, run.span)
+        begin = place * rows if by_k else place * rows + chunk * rows // run.chunks
+        position = first_need(grid, run.panel, visit, begin // kernel.tile_m)
         done = chunk / run.chunks if by_k else 0.0  # share of the tile computed before the wait
         end = max(end, arrival + gemm.rest_us(position, done))
     return end, arrivals[-1][2]
@@ -147,10 +157,13 @@ def _scatter_timeline(
     grid = gemm.grid
     rate = store_rate(topology, run.transport)
     comm = transfer_us(problem.comm_bytes, topology, rate)
-    width = min(run.panel or grid.columns, grid.columns)
-    last_panel = grid.columns - (grid.columns - 1) // width * width
-    alone = run.groups[-1:] == (1,)
-    remote = grid.total - grid.rows * (grid.columns if alone else last_panel)
+    remote = grid.total
+    if grid.groups[-1] == run.span == 1:
+        remote = grid.starts[-2] * grid.columns
+    elif run.span == 1:  # a tile of several owners always has a remote one
+        width = min(run.panel or grid.columns, grid.columns)
+        last_panel = grid.columns - (grid.columns - 1) // width * width
+        remote -= grid.rows // grid.cluster_m * last_panel
     waves = -(-remote // grid.slots)
     burst = comm * (1 - (waves - 1) * grid.slots / remote)
     body = gemm.time_us - gemm.once_us

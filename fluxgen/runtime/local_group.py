@@ -23,8 +23,8 @@ from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.workspace import (
     chunk_bounds,
     chunk_size,
-    slab_offset,
     gathered_offset,
+    slab_offset,
     workspace_bytes,
 )
 

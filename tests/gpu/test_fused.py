@@ -268,3 +268,47 @@ def test_padded_rows_and_misaligned_views() -> None:
     args.a, args.a_row_stride = padded[0].data_ptr() + 2, 104
     with pytest.raises(KernelError, match="16 bytes"):
         kernel.launch(args, 0)
+
+
+@pytest.mark.parametrize(("m", "world"), [(262144, 2), (262152, 8)])
+def test_huge_m_ag(m: int, world: int) -> None:
+    """C05: a gathered buffer of 2^31 elements and more; the last rows are checked."""
+    kernel = load_kernel(next(n for n in sorted(KERNELS) if n.startswith("ag_gemm_bf16")))
+    problem = Problem(kernel.signature, m, 64, 8192, world)
+    group = LocalGroup(world, half_bytes(problem), SUPPORT())
+    left, weights, out = operands(problem)
+    torch.cuda.synchronize()
+    group.run(kernel, problem, run_config(problem, chunks=2), left, weights, out)
+    group.synchronize()
+    for rank, (got, weight) in enumerate(zip(out, weights, strict=True)):
+        assert not torch.isnan(got).any(), "every row is written"
+        for rows in (slice(0, 200), slice(m // world - 100, m // world), slice(m - 300, m)):
+            gathered = torch.cat(left)[rows] if world == 2 else _rows(left, rows)
+            want = exact_matmul(gathered, weight).to(got.dtype)
+            assert torch.equal(got[rows], want), f"rank {rank} rows {rows}"
+
+
+def _rows(slabs, rows: slice) -> torch.Tensor:
+    size = slabs[0].shape[0]
+    return torch.stack([slabs[i // size][i % size] for i in range(rows.start, rows.stop)])
+
+
+def test_huge_rs() -> None:
+    """C01, C03: m x n of 3.2e9 elements, strides beyond 2^31."""
+    kernel = load_kernel(next(n for n in sorted(KERNELS) if n.startswith("gemm_rs_bf16")))
+    problem = Problem(kernel.signature, 49152, 65536, 64, 2)
+    group = LocalGroup(2, half_bytes(problem), SUPPORT())
+    left, weights, out = operands(problem)
+    torch.cuda.synchronize()
+    group.run(kernel, problem, run_config(problem), left, weights, out)
+    group.synchronize()
+    rows = problem.m_local
+    for rank, got in enumerate(out):
+        assert not torch.isnan(got).any()
+        for part in (slice(0, 128), slice(rows - 200, rows)):
+            block = slice(rank * rows + part.start, rank * rows + part.stop)
+            partial = [
+                exact_matmul(a[block], b).to(got.dtype).float()
+                for a, b in zip(left, weights, strict=True)
+            ]
+            assert torch.equal(got[part], (partial[0] + partial[1]).to(got.dtype))

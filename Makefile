@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all the set-up on a fresh machine: a venv, the installs, the work.
+VENV ?= .venv
+PY := $(VENV)/bin/python
+TORCH ?= torch==2.13.0
+DEMO_KERNELS ?= 2
+
+.PHONY: demo test lint gpu-kernels setup clean
+.DELETE_ON_ERROR:
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(PY) -m pip install --quiet --disable-pip-version-check "nvidia-cutlass==4.2.0.0" --no-deps
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[tune,test,lint]"
+	@command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc || \
+	  $(PY) -m pip install --quiet --disable-pip-version-check -e ".[nvcc]"
+	touch $@
+
+demo: setup
+	$(PY) -m fluxgen doctor
+	$(PY) -m fluxgen tune --model llama-3.1-8b --tp 8 --target h100-sxm --link nvlink \
+	  --evaluator predict
+	@echo "Compiling the support kernels and the first $(DEMO_KERNELS) of the winners" \
+	  "(all of them: fluxgen build --model llama-3.1-8b --tp 8 --target h100-sxm):"
+	$(PY) -m fluxgen build --model llama-3.1-8b --tp 8 --target h100-sxm --link nvlink \
+	  --out $(VENV)/demo-sources --limit $(DEMO_KERNELS)
+	$(PY) examples/lookup.py
+
+test: setup lint
+	$(PY) -m pytest -n 2 -m "not gpu and not multigpu"
+
+lint: setup
+	$(VENV)/bin/ruff check fluxgen tests examples
+	$(VENV)/bin/mypy fluxgen
+	$(VENV)/bin/lint-imports
+	$(PY) -m fluxgen build --check
+
+# The kernels that `pytest -m gpu` runs, compiled here, to be carried to a machine with a GPU.
+gpu-kernels: setup
+	$(PY) -m tests.gpu.build_kernels
+
+clean:
+	rm -rf $(VENV) build_out

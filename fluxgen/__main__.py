@@ -1,0 +1,5 @@
+"""``python -m fluxgen``."""
+
+from fluxgen.cli import run
+
+run()

@@ -1,0 +1,177 @@
+"""The committed sources: ``generated/*.cu`` and their ``manifest.json``.
+
+The manifest lists, sorted by name, every kernel with its configuration and the hash of its text.
+It is what ``fluxgen build`` compiles without a model, and what ``--check`` renders again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fluxgen.codegen.render import Rendered, render_kernel, render_support
+from fluxgen.core.config import KernelConfig
+from fluxgen.core.dtypes import DType
+from fluxgen.core.errors import BuildError, FluxgenError, StoreError
+from fluxgen.core.problem import Op, Signature
+
+MANIFEST = "manifest.json"
+_MAX_BYTES = 4 << 20
+_VERSION = 1
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """One kernel of the manifest: what must be compiled in, and for which architecture."""
+
+    arch: str
+    signature: Signature
+    kernel: KernelConfig
+
+    def render(self, templates: Path | None = None) -> Rendered:
+        """Its source text, from the templates."""
+        return render_kernel(self.signature, self.arch, self.kernel, templates)
+
+    def to_dict(self, rendered: Rendered) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "name": rendered.name,
+            "arch": self.arch,
+            "signature": self.signature.to_dict(),
+            "kernel": self.kernel.to_dict(),
+            "sha256": hashlib.sha256(rendered.text.encode()).hexdigest(),
+        }
+
+
+def compiled_part(signature: Signature) -> Signature:
+    """The signature without what does not change the compiled kernel."""
+    return Signature(signature.op, signature.dtype, signature.out_dtype)
+
+
+def read_manifest(directory: Path) -> tuple[Entry, ...]:
+    """The entries of ``directory``, () where there is no manifest.
+
+    Raises:
+        BuildError: the manifest is damaged; names the file and what was expected.
+    """
+    path = directory / MANIFEST
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise BuildError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"larger than {_MAX_BYTES} bytes")
+        document = json.loads(data)
+        if document["version"] != _VERSION:
+            raise ValueError(f"version {document['version']!r}, expected {_VERSION}")
+        return tuple(_entry(item) for item in document["kernels"])
+    except (ValueError, KeyError, TypeError, RecursionError, FluxgenError) as error:
+        raise BuildError(
+            f"{path}: not a manifest of this version ({type(error).__name__}: {error}); restore it "
+            "from version control, or delete it and run `fluxgen build --model ...`"
+        ) from error
+
+
+def _entry(item: dict[str, Any]) -> Entry:
+    fields = dict(item["signature"])
+    fields["op"] = Op.parse(fields["op"])
+    fields["dtype"] = DType.parse(fields["dtype"])
+    fields["out_dtype"] = DType.parse(fields["out_dtype"])
+    if item["arch"] not in ("sm80", "sm86", "sm89", "sm90"):
+        raise ValueError(f"arch {item['arch']!r}")
+    return Entry(item["arch"], Signature(**fields), KernelConfig.from_dict(item["kernel"]))
+
+
+def render_all(entries: Iterable[Entry], templates: Path | None = None) -> dict[str, Rendered]:
+    """Every entry's source by name, and one support source per architecture."""
+    found = {}
+    for entry in sorted(set(entries)):
+        rendered = entry.render(templates)
+        found[rendered.name] = rendered
+        support = render_support(entry.arch, templates)
+        found[support.name] = support
+    return found
+
+
+def _manifest_text(entries: Iterable[Entry], templates: Path | None) -> str:
+    kernels = [entry.to_dict(entry.render(templates)) for entry in sorted(set(entries))]
+    kernels.sort(key=lambda item: str(item["name"]))
+    return json.dumps({"version": _VERSION, "kernels": kernels}, indent=1, sort_keys=True) + "\n"
+
+
+def write_sources(
+    directory: Path, entries: Iterable[Entry], templates: Path | None = None
+) -> list[str]:
+    """Make ``directory`` hold exactly ``entries``; returns the names of files that changed.
+
+    Each file is complete or absent at any moment; the manifest is written last.
+
+    Raises:
+        StoreError: the directory cannot be written (read-only install, full disk).
+    """
+    wanted = {f"{name}.cu": r.text for name, r in render_all(entries, templates).items()}
+    wanted[MANIFEST] = _manifest_text(entries, templates)
+    changed = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in sorted(wanted, key=lambda n: (n == MANIFEST, n)):
+            path = directory / name
+            if not path.is_file() or path.read_text(encoding="utf-8") != wanted[name]:
+                _write(path, wanted[name])
+                changed.append(name)
+        for path in sorted(directory.glob("*.cu")):
+            if path.name not in wanted:
+                path.unlink()
+                changed.append(path.name)
+    except OSError as error:
+        raise StoreError(
+            f"{directory}: cannot be written: {error.strerror}; choose another place with --out"
+        ) from error
+    return changed
+
+
+def _write(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def check_sources(directory: Path, templates: Path | None = None) -> list[str]:
+    """What differs between ``directory`` and what the templates give; empty when nothing does."""
+    entries = read_manifest(directory)
+    wanted = {f"{name}.cu": r.text for name, r in render_all(entries, templates).items()}
+    if entries:
+        wanted[MANIFEST] = _manifest_text(entries, templates)
+    problems = []
+    for name, text in sorted(wanted.items()):
+        path = directory / name
+        if not path.is_file():
+            problems.append(f"{name}: missing")
+        elif path.read_text(encoding="utf-8", errors="replace") != text:
+            problems.append(f"{name}: differs from what the templates give")
+    if directory.is_dir():
+        problems += [
+            f"{path.name}: not in the manifest"
+            for path in sorted(directory.glob("*.cu"))
+            if path.name not in wanted
+        ]
+    return problems

@@ -1,0 +1,628 @@
+"""The command line: one function per command, each a thin layer over one module.
+
+With ``--json`` a command prints one JSON document on stdout and nothing else there. People's
+tables go to stdout too; progress, warnings and errors go to stderr. Exit codes: 0 done, 1 failed,
+2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import fluxgen
+from fluxgen.codegen.space import why_illegal_kernel
+from fluxgen.core.config import KernelConfig
+from fluxgen.core.dtypes import DType
+from fluxgen.core.errors import FluxgenError, UnsupportedError, UsageError
+from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
+from fluxgen.core.settings import Settings, data_dir
+from fluxgen.core.topology import Gpu, Topology, parse_gpu
+
+app = typer.Typer(
+    help="Generate, tune and look up fused communication-GEMM kernels for tensor parallelism.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+db_app = typer.Typer(help="Look into, move and check tuning databases.", no_args_is_help=True)
+app.add_typer(db_app, name="db")
+
+DEFAULT_TOKENS = "512,1024,2048,4096,8192,16384"
+MAX_KERNELS = 24
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Model = Annotated[
+    str, typer.Option("--model", help="An HF config.json, its directory, or a preset's name.")
+]
+Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.")]
+Target = Annotated[
+    str, typer.Option("--target", help="A GPU by name or by properties, or auto for this machine.")
+]
+Link = Annotated[str, typer.Option("--link", help="nvlink or pcie.")]
+Tokens = Annotated[str, typer.Option("--tokens", help="Global token counts m, comma-separated.")]
+Ops = Annotated[str, typer.Option("--ops", help="Ops, comma-separated.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
+Db = Annotated[Path | None, typer.Option("--db", help="Tuning database file.")]
+
+stdout = Console(file=None, soft_wrap=False)
+stderr = Console(stderr=True)
+
+
+def _emit(document: object) -> None:
+    print(json.dumps(document, indent=2, sort_keys=True, allow_nan=False))
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        values = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        values = ()
+    if not values:
+        raise UsageError(f"{name}: expected comma-separated integers; found {text!r}")
+    return tuple(dict.fromkeys(values))
+
+
+def _ops(text: str) -> tuple[Op, ...]:
+    return tuple(dict.fromkeys(Op.parse(part) for part in text.split(",") if part.strip()))
+
+
+def _target(name: str, tp: int) -> Gpu:
+    if name.strip().lower() != "auto":
+        return parse_gpu(name)
+    from fluxgen.runtime.device import devices
+
+    visible = devices()
+    if not visible:
+        raise UsageError("target auto: the driver sees no GPU; name the target with --target")
+    if 1 < len(visible) < tp:
+        raise UsageError(
+            f"tp: expected at most the {len(visible)} visible GPUs with --target auto; found {tp}. "
+            "To tune for another machine, name its GPU with --target"
+        )
+    return visible[0].gpu
+
+
+def _topology(target: str, link: str, tp: int) -> Topology:
+    check_int("tp", tp, 1, MAX_WORLD)
+    return Topology.of(_target(target, tp), link, tp)
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[tuple[Progress, Any]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:g}/{task.total:g} {task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=stderr, transient=not stderr.is_terminal) as bar:
+        yield bar, bar.add_task(title, total=1, note="")
+
+
+@app.command()
+def shapes(
+    model: Model,
+    tp: Tp,
+    tokens: Annotated[str, typer.Option("--tokens", help="Token counts to list.")] = "",
+    dtype: Dtype = "bf16",
+    lm_head: Annotated[bool, typer.Option("--lm-head", help="Include the lm_head.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The GEMMs of one layer, per op, with counts, each shape once."""
+    from fluxgen.report.tables import print_table
+    from fluxgen.shapes import summary
+
+    counts = _integers("tokens", tokens) if tokens else ()
+    found = summary(model, tp, counts, DType.parse(dtype), lm_head)
+    for warning in found["warnings"]:
+        stderr.print(f"warning: {escape(warning)}", highlight=False)
+    if as_json:
+        _emit(found)
+        return
+    title = f"{found['model']}, tp {tp} (valid: {', '.join(map(str, found['valid_tp']))})"
+    print_table(
+        stdout,
+        title,
+        ("op", "n", "k", "count", "names"),
+        [[g["op"], g["n"], g["k"], g["count"], ", ".join(g["names"])] for g in found["gemms"]],
+    )
+    if found["problems"]:
+        print_table(
+            stdout,
+            "problems",
+            ("op", "m", "n", "k", "count"),
+            [[p["op"], p["m"], p["n"], p["k"], p["count"]] for p in found["problems"]],
+        )
+    for note in found["notes"]:
+        stdout.print(f"note: {escape(note)}", highlight=False)
+
+
+@app.command()
+def tune(
+    model: Model,
+    tp: Tp,
+    target: Target = "auto",
+    link: Link = "nvlink",
+    tokens: Tokens = DEFAULT_TOKENS,
+    ops: Ops = "ag_gemm,gemm_rs",
+    dtype: Dtype = "bf16",
+    evaluator: Annotated[str, typer.Option(help="auto, predict or device.")] = "auto",
+    trials: Annotated[int, typer.Option(help="Candidates per problem.")] = 16,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for the whole call.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
+    db: Db = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Search the best kernel and run-time configuration of every GEMM of a model."""
+    from fluxgen import tune as tuning
+    from fluxgen.db.database import Database
+    from fluxgen.report.tables import RECORD_COLUMNS, print_table, record_rows
+    from fluxgen.shapes import counted_problems
+
+    topology = _topology(target, link, tp)
+    judge = tuning.make_evaluator(evaluator)
+    found = counted_problems(model, tp, _integers("tokens", tokens), DType.parse(dtype), _ops(ops))
+    _require_kernels(topology.gpu, dtype)
+    for message in found.messages:
+        stderr.print(f"note: {escape(message)}", highlight=False)
+    path = db or Settings.load().db
+    database = Database(path)
+    with _progress(f"tuning on {topology.key}") as (bar, task):
+
+        def show(index: int, total: int, done: int, best: float, base: float) -> None:
+            share = index + min(1.0, done / max(1, trials))
+            note = f"best {best:.0f} us, unfused {base:.0f} us"
+            bar.update(task, completed=round(share, 1), total=total, note=note)
+
+        result = tuning.tune(
+            found.problems,
+            topology,
+            evaluator=judge,
+            trials=trials,
+            timeout=timeout,
+            storage=storage,
+            db=database,
+            seed=seed,
+            max_kernels=MAX_KERNELS,
+            counts=dict(zip(found.problems, found.counts, strict=True)),
+            progress=show,
+            sink=database.put,
+        )
+    for problem, reason in (*result.dropped, *result.failed):
+        stderr.print(f"note: {problem.key}: {escape(reason)}", highlight=False)
+    if result.interrupted or result.unfinished:
+        stderr.print(
+            f"{len(result.unfinished)} of {len(found.problems)} problems are unfinished; all "
+            "finished trials are kept. Run the same command again to go on.",
+            highlight=False,
+        )
+    if as_json:
+        _emit(
+            {
+                "model": model,
+                "topology": topology.key,
+                "evaluator": judge.kind,
+                "db": str(path),
+                "records": [record.to_dict() for record in result.records],
+                "kernels": [kernel.name for kernel in result.kernels],
+                "evaluated": result.evaluated,
+                "dropped": [[p.key, why] for p, why in result.dropped],
+                "failed": [[p.key, why] for p, why in result.failed],
+                "unfinished": [p.key for p in result.unfinished],
+                "interrupted": result.interrupted,
+            }
+        )
+    else:
+        print_table(stdout, f"{topology.key}", RECORD_COLUMNS, record_rows(result.records))
+        stdout.print(
+            f"{len(result.records)} records, {len(result.kernels)} distinct kernels, in {path}",
+            highlight=False, markup=False,
+        )  # fmt: skip
+    if result.interrupted or result.failed:
+        raise typer.Exit(1)
+
+
+def _require_kernels(gpu: Gpu, dtype: str) -> None:
+    probe = KernelConfig(128, 128, 64)
+    reason = why_illegal_kernel(Signature.of(Op.AG_GEMM, DType.parse(dtype)), gpu, probe)
+    if reason:
+        raise UnsupportedError(f"target {gpu.name}: {reason}")
+
+
+@app.command()
+def build(
+    model: Annotated[str | None, typer.Option("--model", help="Build a model's kernels.")] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks.")] = None,
+    target: Target = "auto",
+    link: Link = "nvlink",
+    tokens: Tokens = DEFAULT_TOKENS,
+    ops: Ops = "ag_gemm,gemm_rs",
+    dtype: Dtype = "bf16",
+    db: Db = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the sources.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Parallel compiles (default: by RAM).")] = None,
+    limit: Annotated[int | None, typer.Option(help="Compile only the first N kernels.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only compare the sources.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Render the tuned kernels into sources with a manifest, and compile what is not yet built."""
+    from fluxgen.build import toolchain
+    from fluxgen.build.builder import build_all
+    from fluxgen.build.generated import check_sources, read_manifest, render_all, write_sources
+    from fluxgen.build.store import Store
+    from fluxgen.report.tables import print_table
+    from fluxgen.runtime.kernels import source_of
+
+    if jobs is not None:
+        check_int("jobs", jobs, 1, 1024)
+    directory = out or data_dir("generated")
+    if check:
+        differences = check_sources(directory)
+        if as_json:
+            _emit({"directory": str(directory), "differences": differences})
+        for line in differences:
+            stderr.print(escape(line), highlight=False)
+        if differences:
+            raise FluxgenError(f"{directory}: run `fluxgen build` and commit what it writes")
+        if not as_json:
+            stdout.print(f"{directory}: as the templates give it", highlight=False)
+        return
+
+    entries = set(read_manifest(directory))
+    wanted = entries
+    if model is not None:
+        if tp is None:
+            raise UsageError("build --model: expected --tp too; found none")
+        topology = _topology(target, link, tp)
+        _require_kernels(topology.gpu, dtype)
+        wanted = _tuned_entries(model, topology, tokens, ops, dtype, db)
+        entries = entries | wanted
+    if not wanted:
+        stderr.print(
+            "nothing to build: no tuned kernel in the manifest or for this model; "
+            "run `fluxgen tune` first, then `fluxgen build --model ...`",
+            highlight=False,
+        )
+    rendered = render_all(wanted)
+    names = list(rendered)
+    names.sort(key=lambda name: (not name.startswith("support_"), name))
+    if limit is not None:
+        check_int("limit", limit, 1)
+        supports = sum(name.startswith("support_") for name in names)
+        names = names[: limit + supports]
+    store = Store()
+    if dry_run:
+        rows = []
+        for name in names:
+            artifact = store.find(source_of(rendered[name]))
+            rows.append([name, "cached" if artifact else "to build"])
+        if as_json:
+            _emit(
+                {"directory": str(directory), "kernels": [{"name": n, "state": s} for n, s in rows]}
+            )
+        else:
+            print_table(stdout, "would build", ("kernel", "state"), rows)
+        return
+
+    start = time.monotonic()
+    changed = write_sources(directory, entries) if model is not None or entries else []
+    sources = [source_of(rendered[name]) for name in names]
+    results = []
+    if sources:
+        tools = toolchain.find(Settings.load())
+        with _progress("compiling") as (bar, task):
+            bar.update(task, total=len(sources), completed=0)
+
+            def show(result: Any, done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total, note=f"{result.source.name}"[:48])
+
+            results = build_all(sources, tools, store, jobs, show, report=_report)
+    failed = [result for result in results if result.status == "failed"]
+    table: list[list[object]] = [
+        [
+            result.source.name,
+            result.status,
+            max((f.registers for f in result.artifact.facts), default=0) if result.artifact else 0,
+            result.seconds,
+        ]
+        for result in results
+    ]
+    if as_json:
+        _emit(
+            {
+                "directory": str(directory),
+                "store": str(Settings.load().store),
+                "changed": changed,
+                "seconds": round(time.monotonic() - start, 3),
+                "kernels": [
+                    {
+                        "name": r.source.name,
+                        "status": r.status,
+                        "key": r.artifact.key if r.artifact else None,
+                        "error": r.error,
+                        "facts": [f.to_dict() for f in r.artifact.facts] if r.artifact else [],
+                    }
+                    for r in results
+                ],
+            }
+        )
+    else:
+        print_table(stdout, "kernels", ("kernel", "status", "registers", "seconds"), table)
+    for result in failed:
+        stderr.print(f"failed: {escape(result.error)}", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _report(text: str) -> None:
+    stderr.print(escape(text), highlight=False)
+
+
+def _tuned_entries(
+    model: str, topology: Topology, tokens: str, ops: str, dtype: str, db: Path | None
+) -> set[Any]:
+    from fluxgen.build.generated import Entry, compiled_part
+    from fluxgen.db.lookup import default_lookup
+    from fluxgen.shapes import counted_problems
+
+    look = default_lookup(db)
+    found = counted_problems(
+        model, topology.world, _integers("tokens", tokens), DType.parse(dtype), _ops(ops)
+    )
+    entries = set()
+    misses = 0
+    for problem in found.problems:
+        result = look(problem, topology)
+        misses += result.record is None
+        if result.kernel is not None:
+            entries.add(Entry(topology.gpu.arch, compiled_part(problem.signature), result.kernel))
+    if misses == len(found.problems):
+        raise UsageError(
+            f"build: none of the {misses} problems of {model} is tuned on {topology.key}; run "
+            f"`fluxgen tune --model {model} --tp {topology.world} --target {topology.gpu.name} "
+            f"--link {topology.link.value}` first"
+        )
+    if misses:
+        stderr.print(f"note: {misses} problems are not tuned and stay unfused", highlight=False)
+    if len(entries) > MAX_KERNELS:
+        raise UsageError(
+            f"build: {len(entries)} distinct kernels for one model, at most {MAX_KERNELS} are "
+            "meant; tune the whole model in one call, so that its problems share kernels"
+        )
+    return entries
+
+
+@app.command()
+def lookup(
+    op: Annotated[str, typer.Option("--op", help="ag_gemm or gemm_rs.")],
+    m: Annotated[int, typer.Option("--m", help="Global tokens.")],
+    n: Annotated[int, typer.Option("--n", help="Columns of the local GEMM.")],
+    k: Annotated[int, typer.Option("--k", help="Depth of the local GEMM.")],
+    tp: Tp,
+    dtype: Dtype = "bf16",
+    target: Target = "auto",
+    link: Link = "nvlink",
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """The configuration that would run, its time, the unfused time, and why this record."""
+    from fluxgen.db.lookup import lookup as look
+    from fluxgen.report.tables import run_text
+
+    topology = _topology(target, link, tp)
+    problem = Problem(Signature.of(Op.parse(op), DType.parse(dtype)), m, n, k, tp)
+    result = look(problem, topology, db=db)
+    if as_json:
+        _emit(
+            {
+                "problem": problem.to_dict(),
+                "topology": topology.key,
+                "reason": result.reason.value,
+                "text": result.text,
+                "kernel": None if result.kernel is None else result.kernel.to_dict(),
+                "run": None if result.run is None else result.run.to_dict(),
+                "time_us": result.time_us,
+                "baseline_us": result.baseline_us,
+                "provenance": None if result.provenance is None else result.provenance.value,
+                "record_m": None if result.record is None else result.record.problem.m,
+                "source": result.source,
+                "digest": result.digest,
+            }
+        )
+        return
+    lines = [("why", result.text)]
+    if result.record is not None:
+        what = "unfused" if result.kernel is None else result.kernel.name
+        lines += [
+            ("kernel", what),
+            ("run", "-" if result.run is None else run_text(result.run.to_dict())),
+            ("time", f"{result.time_us:.1f} us at m={result.record.problem.m}"),
+            ("unfused", f"{result.baseline_us:.1f} us"),
+            ("provenance", result.record.provenance.value),
+        ]
+    for name, text in lines:
+        stdout.print(f"{name:>10}  {escape(text)}", highlight=False)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Each part of this machine: found, or what is missing and how to get it."""
+    from fluxgen.report.doctor import examine
+    from fluxgen.report.tables import print_table
+
+    checks = examine()
+    if as_json:
+        _emit({"fluxgen": fluxgen.__version__, "checks": [check.to_dict() for check in checks]})
+    else:
+        rows = [[check.name, check.state, check.detail] for check in checks]
+        print_table(stdout, f"fluxgen {fluxgen.__version__}", ("part", "state", "detail"), rows)
+    if any(check.state == "broken" for check in checks):
+        raise typer.Exit(1)
+
+
+@db_app.command("list")
+def db_list(db: Db = None, as_json: Json = False) -> None:
+    """The families of problems in the database, and how many m of each are tuned."""
+    from fluxgen.report.tables import print_table
+
+    families: dict[tuple[str, str, str, int, int], list[int]] = {}
+    for record in _database(db).records():
+        p = record.problem
+        key = (record.topology, p.op.value, p.signature.dtype.value, p.n, p.k)
+        families.setdefault(key, []).append(p.m)
+    rows = [[*key, len(sizes), f"{min(sizes)}..{max(sizes)}"] for key, sizes in families.items()]
+    if as_json:
+        names = ("topology", "op", "dtype", "n", "k", "records", "m")
+        _emit([dict(zip(names, row, strict=True)) for row in rows])
+        return
+    columns = ("topology", "op", "dtype", "n", "k", "records", "m")
+    print_table(stdout, str(db or Settings.load().db), columns, rows)
+
+
+@db_app.command("show")
+def db_show(
+    topology: Annotated[str | None, typer.Option(help="Only this topology's key.")] = None,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Every record."""
+    from fluxgen.report.tables import RECORD_COLUMNS, print_table, record_rows
+
+    records = list(_database(db).records(topology))
+    if as_json:
+        _emit([record.to_dict() for record in records])
+        return
+    print_table(stdout, str(db or Settings.load().db), RECORD_COLUMNS, record_rows(records))
+
+
+@db_app.command("export")
+def db_export(
+    directory: Annotated[Path, typer.Argument(help="Where packs are written.")],
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Write the database's records as packs: one sorted JSON line each."""
+    from fluxgen.db.packs import export
+
+    written = export(_database(db), directory)
+    if as_json:
+        _emit({"written": [str(path) for path in written]})
+        return
+    for path in written:
+        print(path)
+
+
+@db_app.command("import")
+def db_import(
+    path: Annotated[Path, typer.Argument(help="A pack, or a directory of packs.")],
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Read packs into the database; better provenance, then the newer record, wins."""
+    from fluxgen.db.packs import import_
+
+    _print_import(import_(path, _database(db)), as_json)
+
+
+@db_app.command("merge")
+def db_merge(
+    paths: Annotated[list[Path], typer.Argument(help="Databases and packs.")],
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Read several databases and packs into the database, by the same rule."""
+    from fluxgen.db.packs import merge
+
+    _print_import(merge(paths, _database(db)), as_json)
+
+
+def _print_import(report: Any, as_json: bool) -> None:
+    if as_json:
+        _emit({"stored": report.stored, "kept": report.kept})
+    else:
+        print(f"{report.stored} records stored, {report.kept} kept as they were")
+
+
+@db_app.command("verify")
+def db_verify(
+    packs: Annotated[Path | None, typer.Option(help="Packs instead of the database.")] = None,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Check every record: readable, legal, in its place, not slower than its own baseline."""
+    from fluxgen.db.verify import verify, verify_packs
+
+    if packs is not None:
+        problems = verify_packs(packs)
+    else:
+        problems = verify(_database(db).records())
+        if db is None:
+            problems += verify_packs(data_dir("tuning_db"))
+    if as_json:
+        _emit({"problems": problems})
+    else:
+        for problem in problems:
+            print(problem)
+        print(f"{len(problems)} problems")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _database(path: Path | None) -> Any:
+    from fluxgen.db.database import Database
+
+    return Database(path or Settings.load().db)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    if version:
+        print(f"fluxgen {fluxgen.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise typer.BadParameter("expected a command; see fluxgen --help")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        app(args=arguments, prog_name="fluxgen")
+    except FluxgenError as error:
+        stderr.print(f"error: {escape(str(error))}", highlight=False, soft_wrap=True)
+        return error.exit_code
+    except SystemExit as done:  # how typer ends, wrong usage (2) included
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except KeyboardInterrupt:
+        stderr.print("interrupted; nothing half-done was kept", highlight=False)
+        return 1
+    return 0
+
+
+def run() -> None:
+    """The ``fluxgen`` command."""
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+"""Tables for people, on stderr or stdout; every value comes as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fluxgen.core.record import Record
+
+
+def print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
+) -> None:
+    """One table; numbers are right-aligned, text is shown as it is (no markup)."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    body = [list(row) for row in rows]
+    for i, column in enumerate(columns):
+        numeric = bool(body) and all(isinstance(row[i], (int, float)) for row in body)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in body:
+        table.add_row(*(_cell(value) for value in row))
+    console.print(table, markup=False)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value).replace("[", "\\[")
+
+
+def record_rows(records: Iterable[Record]) -> list[list[object]]:
+    """Rows of the columns in :data:`RECORD_COLUMNS`."""
+    return [
+        [
+            r.problem.op.value,
+            r.problem.signature.dtype.value,
+            r.problem.m,
+            r.problem.n,
+            r.problem.k,
+            r.topology,
+            "unfused" if r.kernel is None else r.kernel.name,
+            "-" if r.run is None else run_text(r.run.to_dict()),
+            r.time_us,
+            r.baseline_us,
+            r.speedup,
+            r.provenance.value,
+        ]
+        for r in records
+    ]
+
+
+RECORD_COLUMNS = (
+    "op", "dtype", "m", "n", "k", "topology", "kernel", "run", "us", "unfused us", "speedup",
+    "provenance",
+)  # fmt: skip
+
+
+def run_text(run: Mapping[str, Any]) -> str:
+    """A run configuration on one line: ``groups 1-2-5, panel 4, m x2, span 1, peer_store``."""
+    groups = "-".join(map(str, run["groups"])) or "all"
+    parts = [f"groups {groups}", f"panel {run['panel'] or 'all'}"]
+    parts.append(f"{run['chunk_axis']} x{run['chunks']}")
+    if run["span"] > 1:
+        parts.append(f"span {run['span']}")
+    if run["sms"]:
+        parts.append(f"{run['sms']} SMs")
+    return ", ".join(parts)

@@ -1,0 +1,56 @@
+"""From a configuration to a callable: the compiled library of a kernel, out of the store.
+
+Needs neither nvcc nor a writable directory: the store is only read, and what is loaded matches the
+hash that was recorded when it was built.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from fluxgen.build.compiler import Source
+from fluxgen.build.store import Store
+from fluxgen.codegen.render import Rendered, render_kernel, render_support
+from fluxgen.core.config import KernelConfig
+from fluxgen.core.errors import StoreError
+from fluxgen.core.problem import Signature
+from fluxgen.runtime import abi
+from fluxgen.runtime.loader import FusedKernel, SupportKernels
+
+
+def source_of(rendered: Rendered) -> Source:
+    """What the store is asked for: the text, the headers it includes and the ABI it speaks."""
+    return Source.of(rendered.name, rendered.text, rendered.arch, abi=str(abi.ABI_VERSION))
+
+
+def _path(rendered: Rendered, store: Store) -> Path:
+    artifact = store.find(source_of(rendered))
+    if artifact is None:
+        raise StoreError(
+            f"{rendered.name} is not compiled in this store; run `fluxgen build` (with --model for "
+            "the kernels of a model)"
+        )
+    return store.load_path(artifact.key)
+
+
+@lru_cache(maxsize=256)
+def fused_kernel(
+    signature: Signature, kernel: KernelConfig, arch: str, root: Path | None = None
+) -> FusedKernel:
+    """The compiled kernel, loaded once per process.
+
+    Args:
+        root: the store's directory, None for ``Settings.store``.
+
+    Raises:
+        StoreError: not built, damaged, or writable by others. KernelError: not loadable.
+    """
+    path = _path(render_kernel(signature, arch, kernel), Store(root))
+    return FusedKernel(path, signature, kernel)
+
+
+@lru_cache(maxsize=8)
+def support_kernels(arch: str, root: Path | None = None) -> SupportKernels:
+    """The support library of ``arch``; errors as :func:`fused_kernel`."""
+    return SupportKernels(_path(render_support(arch), Store(root)))

@@ -1,0 +1,216 @@
+"""The command line as users meet it: JSON on stdout alone, exit codes, one clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fluxgen.cli import main
+
+SMALL = ["--model", "llama-3.2-1b", "--tp", "8", "--target", "h100-sxm", "--tokens", "1024,4096"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLUXGEN_HOME", str(tmp_path / "home"))
+    for name in ("FLUXGEN_DB", "FLUXGEN_STORE", "FLUXGEN_NVCC", "FLUXGEN_CUTLASS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+def run(capsys, *arguments: str, code: int = 0):
+    """Exit code as expected; the JSON document, or the error's text."""
+    found = main(list(arguments))
+    out, err = capsys.readouterr()
+    assert found == code, err
+    if "--json" in arguments and code == 0:
+        return json.loads(out)
+    if code:
+        assert out == "" or "--json" not in arguments, "stdout must hold nothing but a document"
+        assert "Traceback" not in err
+    return err if code else out
+
+
+def tune(capsys, *more: str):
+    return run(capsys, "tune", *SMALL, "--evaluator", "predict", "--trials", "4", *more, "--json")
+
+
+def test_shapes_lists_the_gemms_of_a_layer(capsys):
+    found = run(capsys, "shapes", "--model", "llama-3.1-8b", "--tp", "8", "--json")
+    shapes = {(g["op"], g["n"], g["k"], g["count"]) for g in found["gemms"]}
+    assert shapes == {
+        ("ag_gemm", 768, 4096, 32), ("gemm_rs", 4096, 512, 32),
+        ("ag_gemm", 3584, 4096, 32), ("gemm_rs", 4096, 1792, 32),
+    }
+    assert "qkv" in run(capsys, "shapes", "--model", "llama-3.1-8b", "--tp", "8")
+
+
+def test_tune_stores_records_that_lookup_finds(capsys, home):
+    found = tune(capsys)
+    assert len(found["records"]) == 8
+    assert len(found["kernels"]) <= 24
+    assert all(r["provenance"] == "predicted" for r in found["records"])
+    assert all(r["baseline_us"] > 0 for r in found["records"])
+    assert (home / "tuning.sqlite3").is_file()
+    record = next(r for r in found["records"] if r["problem"]["op"] == "ag_gemm")
+    problem = record["problem"]
+    asked = ["--op", "ag_gemm", "--n", str(problem["n"]), "--k", str(problem["k"]), "--tp", "8"]
+    where = ["--target", "h100-sxm", "--link", "nvlink", "--json"]
+    exact = run(capsys, "lookup", *asked, "--m", str(problem["m"]), *where)
+    assert (exact["reason"], exact["kernel"]) == ("exact", record["kernel"])
+    assert exact["time_us"] == record["time_us"]
+    near = run(capsys, "lookup", *asked, "--m", "3000", *where)
+    assert (near["reason"], near["record_m"]) == ("bucket", 4096)
+    far = run(capsys, "lookup", *asked, "--m", "1000000", *where)
+    assert (far["reason"], far["kernel"]) == ("default", None)
+    assert "fluxgen tune" in far["text"]
+
+
+def test_tune_is_deterministic_and_resumes(capsys, home):
+    first = tune(capsys)
+    again = tune(capsys)
+    assert again["evaluated"] == 0, "finished trials are not repeated"
+    for name in ("studies.sqlite3", "tuning.sqlite3"):
+        (home / name).rename(home / f"moved-{name}")
+    fresh = tune(capsys)
+
+    def choices(found):
+        return [(r["problem"], r["kernel"], r["run"]) for r in found["records"]]
+
+    assert choices(first) == choices(again) == choices(fresh)
+
+
+def test_zero_tokens_are_dropped_with_a_message(capsys):
+    """B03: M = 0 is not tuned."""
+    assert main(["tune", *SMALL[:-1], "0,1024", "--trials", "2", "--evaluator", "predict"]) == 0
+    assert "0 is dropped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["shapes", "--model", "qwen2.5-7b", "--tp", "8"], ["28", "1, 2, 4"]),
+        (["shapes", "--model", "no-such-model", "--tp", "8"], ["no-such-model"]),
+        (["shapes", "--model", "llama-3.1-8b", "--tp", "0"], ["tp", "0"]),
+        (["shapes", "--model", "llama-3.1-8b", "--tp", "1.5"], ["--tp", "integer"]),
+        (["tune", *SMALL, "--evaluator", "device"], ["device"]),
+        (["tune", *SMALL, "--evaluator", "bogus"], ["bogus"]),
+        (["tune", *SMALL, "--link", "ethernet"], ["ethernet"]),
+        (["tune", *SMALL[:4], "--target", "h900"], ["h900", "h100-sxm"]),
+        (["tune", *SMALL[:4], "--target", "a100-sxm-80gb"], ["sm80"]),
+        (["tune", *SMALL[:4], "--target", "l40s"], ["NVLink", "pcie"]),
+        (["tune", *SMALL[:-1], "abc"], ["tokens", "abc"]),
+        (["tune", *SMALL, "--ops", "gemm_xx"], ["gemm_xx"]),
+        (["tune", *SMALL, "--dtype", "fp32"], ["fp32"]),
+        (["tune", *SMALL, "--trials", "0"], ["trials"]),
+        (["build", "--model", "llama-3.1-8b", "--target", "h100-sxm"], ["--tp"]),
+        (["build", *SMALL], ["fluxgen tune"]),
+        (["build", "--jobs", "0"], ["jobs"]),
+        (["lookup", "--op", "ag_gemm", "--m", "-1", "--n", "8", "--k", "8", "--tp", "8",
+          "--target", "h200"], ["m", "-1"]),
+        (["nothing"], ["nothing"]),
+        (["tune", "--no-such-option"], ["no-such-option"]),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_one_clear_error(capsys, arguments, words):
+    text = run(capsys, *arguments, code=2)
+    for word in words:
+        assert word in text
+
+
+def test_target_auto_without_a_gpu_says_what_to_do(capsys):
+    arguments = [a if a != "h100-sxm" else "auto" for a in SMALL]
+    assert main(["tune", *arguments]) in (1, 2)
+    assert "--target" in capsys.readouterr().err
+
+
+def test_any_other_gpu_works_by_its_properties(capsys):
+    """F17: no whitelist by name or SM count."""
+    target = "mystery:cc=9.0,sms=114,clock=1700,smem=227,mem=80,nvlink=300"
+    found = run(
+        capsys, "tune", *SMALL[:4], "--tokens", "2048", "--target", target, "--trials", "3",
+        "--evaluator", "predict", "--json",
+    )  # fmt: skip
+    assert found["topology"] == "mystery-nvlink-tp8"
+    assert found["records"]
+
+
+def test_db_commands_round_trip(capsys, tmp_path):
+    found = tune(capsys)
+    listed = run(capsys, "db", "list", "--json")
+    assert sum(row["records"] for row in listed) == len(found["records"])
+    shown = run(capsys, "db", "show", "--json")
+    assert len(shown) == len(found["records"])
+    packs, other = tmp_path / "packs", tmp_path / "other.sqlite3"
+    written = run(capsys, "db", "export", str(packs), "--json")["written"]
+    assert [Path(p).name for p in sorted(written)] == ["ag_gemm.jsonl", "gemm_rs.jsonl"]
+    assert run(capsys, "db", "verify", "--packs", str(packs), "--json") == {"problems": []}
+    report = run(capsys, "db", "import", str(packs), "--db", str(other), "--json")
+    assert report["stored"] == len(found["records"])
+    run(capsys, "db", "merge", str(packs), str(other), "--json")
+    assert run(capsys, "db", "show", "--json") == shown
+    assert run(capsys, "db", "show", "--db", str(other), "--json") == shown
+
+
+def test_a_damaged_database_is_an_error_and_stays_as_it_was(capsys, home):
+    home.mkdir()
+    path = home / "tuning.sqlite3"
+    path.write_bytes(b"not a database" * 100)
+    before = path.read_bytes()
+    text = run(capsys, "db", "list", code=1)
+    assert str(path) in text.replace("\n", "")
+    assert path.read_bytes() == before
+    doctor = main(["doctor", "--json"])
+    checks = {c["name"]: c for c in json.loads(capsys.readouterr().out)["checks"]}
+    assert doctor == 1
+    assert checks["database"]["state"] == "broken"
+
+
+def test_doctor_names_every_part(capsys):
+    found = run(capsys, "doctor", "--json")
+    states = {c["name"]: c["state"] for c in found["checks"]}
+    assert set(states) == {
+        "toolchain", "gpu", "torch", "symmetric memory", "optuna", "database", "packs", "store",
+    }  # fmt: skip
+    assert states["database"] == "missing"
+
+
+def test_build_without_nvcc_says_how_to_get_it(capsys, monkeypatch, tmp_path):
+    tune(capsys)
+    monkeypatch.setenv("FLUXGEN_NVCC", str(tmp_path / "nvcc"))
+    text = run(capsys, "build", *SMALL, "--out", str(tmp_path / "generated"), code=1)
+    assert "nvcc" in text
+
+
+def test_build_dry_run_and_check(capsys, tmp_path):
+    tune(capsys)
+    out = tmp_path / "gén érated"
+    planned = run(capsys, "build", *SMALL, "--out", str(out), "--dry-run", "--json")
+    assert planned["kernels"][0] == {"name": "support_sm90", "state": "to build"}
+    assert not out.exists(), "a dry run writes nothing"
+
+
+def test_importing_fluxgen_imports_nothing_heavy():
+    code = "import sys, fluxgen; print([m for m in ('torch','optuna','jinja2') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_six_tuners_at_once_on_one_database(home):
+    """K01: all succeed; nothing is lost."""
+    command = [sys.executable, "-m", "fluxgen", "tune", *SMALL, "--evaluator", "predict"]
+    command += ["--trials", "3", "--json"]
+    tuners = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+        for _ in range(6)
+    ]
+    outputs = [tuner.communicate(timeout=240) for tuner in tuners]
+    for tuner, (_, err) in zip(tuners, outputs, strict=True):
+        assert tuner.returncode == 0, err.decode()
+    documents = [json.loads(out) for out, _ in outputs]
+    assert {len(d["records"]) for d in documents} == {8}

@@ -72,12 +72,6 @@ class GemmTime:
     wave_us: float
     once_us: float
 
-    def scaled(self, factor: float) -> GemmTime:
-        """The same with every time multiplied by ``factor``."""
-        return GemmTime(
-            self.grid, self.time_us * factor, self.wave_us * factor, self.once_us * factor
-        )
-
     def rest_us(self, position: int, done: float = 0.0) -> float:
         """Time from the start of cluster ``position`` of the walk to the kernel's end.
 
@@ -90,9 +84,7 @@ class GemmTime:
         return max(compute, memory) + self.once_us
 
 
-def make_grid(
-    rows: int, n: int, groups: Sequence[int], kernel: KernelConfig, sms: int
-) -> Grid:
+def make_grid(rows: int, n: int, groups: Sequence[int], kernel: KernelConfig, sms: int) -> Grid:
     """The grid of slabs of ``rows`` x ``n`` elements, walked in ``groups``, on ``sms`` SMs."""
     ctas = kernel.cluster_m * kernel.cluster_n
     usable = sms if ctas < 4 else max(ctas, sms * c.CLUSTER4_SMS)
@@ -136,16 +128,16 @@ def tile_slowdown(kernel: KernelConfig) -> float:
     return slow
 
 
-def tile_overhead_us(kernel: KernelConfig, element: int) -> tuple[float, float]:
+def tile_overhead_us(
+    kernel: KernelConfig, element: int, signal_us: float = 0.0
+) -> tuple[float, float]:
     """Microseconds of (each tile, the whole kernel) that MMAs do not fill: prologue, epilogue.
 
     A ping-pong kernel hides them behind the other warpgroup's tile, all but once.
     """
     store = kernel.tile_m * kernel.tile_n * element / (c.STORE_GBS_PER_SM * 1e3)
-    exposed = c.FILL_US + store
-    if kernel.schedule is Schedule.PINGPONG:
-        return c.PINGPONG_STORE * store, exposed
-    return exposed, 0.0
+    exposed = c.FILL_US + store + signal_us
+    return (0.0, exposed) if kernel.schedule is Schedule.PINGPONG else (exposed, 0.0)
 
 
 def memory_bytes(
@@ -191,14 +183,14 @@ def soft_max(first: float, second: float, norm: float) -> float:
 @lru_cache(maxsize=65536)
 def gemm_time(
     rows: int, n: int, k: int, slabs: int, groups: tuple[int, ...], panel: int,
-    kernel: KernelConfig, gpu: Gpu, sms: int, element: int = 2,
+    kernel: KernelConfig, gpu: Gpu, sms: int, element: int = 2, signal_us: float = 0.0,
 ) -> GemmTime:  # fmt: skip
     """Time of ``slabs`` slabs of ``rows`` x ``n`` x ``k`` walked in ``groups`` and ``panel``.
 
     Args:
         rows: rows of one slab, elements. groups: slabs per group (empty: one group).
         panel: clusters along n in one panel (0: all). sms: SMs taken (0: all).
-        element: bytes of one element.
+        element: bytes of one element. signal_us: time from a stored tile to its signal.
     """
     sms = min(sms or gpu.sm_count, gpu.sm_count)
     grid = make_grid(rows, n, groups or (slabs,), kernel, sms)
@@ -207,7 +199,7 @@ def gemm_time(
     ideal = flops / (gpu.tflops * 1e6 / gpu.sm_count)  # microseconds at the datasheet rate
     loads = ideal * tile_loads(kernel)
     slow = tile_slowdown(kernel)
-    each, once = tile_overhead_us(kernel, element)
+    each, once = tile_overhead_us(kernel, element, signal_us)
     each += c.STEP_US * steps / kernel.tile_k
     waves = grid.waves
 

@@ -56,7 +56,8 @@ def predict(
     gemm = gemm_time(
         problem.m_local * span, problem.n, problem.k, problem.tp // span, groups, run.panel, kernel,
         topology.gpu, run.sms, problem.signature.dtype.bytes,
-    ).scaled(c.FUSED_GEMM_OVERHEAD)  # fmt: skip
+        c.SIGNAL_US if problem.op is Op.GEMM_RS and problem.tp > 1 else 0.0,
+    )  # fmt: skip
     fixed = c.LAUNCH_US + (c.FUSED_FIXED_US if problem.tp > 1 else 0.0)
     reduce_us = 0.0
     if problem.op is Op.AG_GEMM:
@@ -172,8 +173,9 @@ def _scatter_timeline(
     )
     out_bytes = problem.signature.out_dtype.bytes * problem.n
     moved = out_bytes * (problem.m + problem.m_local)
-    reduce_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
+    stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
+    reduce_us = c.REDUCE_US + stream_us
     # The reduction follows the GEMM in stream order and walks chunks as they arrive.
-    tail = reduce_us / run.chunks
+    tail = c.REDUCE_US + stream_us / run.chunks
     finish = max(gemm.time_us + reduce_us, sent + tail) + c.LAUNCH_US
     return finish, comm, reduce_us

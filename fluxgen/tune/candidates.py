@@ -1,7 +1,7 @@
 """The candidates of one problem: named choices that always decode to a legal configuration.
 
-The sampler sees four categorical parameters (kernel, groups, panel, cut). Whatever it picks is
-moved to the nearest legal configuration of that kernel, so an illegal one cannot be asked.
+The sampler sees five categorical parameters (kernel, groups, panel, cut, span). Whatever it picks
+is moved to the nearest legal configuration of that kernel, so an illegal one cannot be asked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fluxgen.codegen.space import (
     group_choices,
     kernel_space,
     run_space,
+    span_choices,
     why_illegal,
 )
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
@@ -27,9 +28,9 @@ FINALISTS = 12
 """Kernels whose every run-time configuration is predicted; the others get a few typical ones."""
 
 Params = dict[str, str | int]
-"""Values of the four parameters."""
+"""Values of the five parameters."""
 
-KNOBS = ("groups", "panel", "cut")
+KNOBS = ("groups", "panel", "cut", "span")
 """The parameters that are not compiled in."""
 
 
@@ -48,23 +49,39 @@ class Candidates:
     @cached_property
     def kernels(self) -> tuple[KernelConfig, ...]:
         """Kernels with at least one legal run configuration, in the space's order."""
-        transport = default_transport(self.problem.op, self.topology.link)
-        plain = RunConfig(transport=transport)
         return tuple(
             kernel
             for kernel in _kernels(self.problem.signature, self.topology.gpu)
-            if why_illegal(self.problem, self.topology, kernel, plain) is None
+            if self.spans(kernel)
+        )
+
+    def spans(self, kernel: KernelConfig) -> tuple[int, ...]:
+        """Spans with which ``kernel`` is legal: some tiles fit the slabs only with one."""
+        transport = default_transport(self.problem.op, self.topology.link)
+        return tuple(
+            span
+            for span in span_choices(self.problem, kernel)
+            if why_illegal(
+                self.problem, self.topology, kernel, RunConfig(transport=transport, span=span)
+            )
+            is None
         )
 
     @cached_property
     def choices(self) -> dict[str, tuple[str | int, ...]]:
-        """Each knob's values, over all kernels: what the smallest cluster allows, all do not."""
+        """Each knob's values, over all kernels.
+
+        Groups, panels and cuts are those of the smallest cluster, which allows what the others
+        do; spans depend on the tile's rows in both directions, so they are those of any kernel.
+        """
         loosest = min(
             self.kernels,
             key=lambda k: (k.tile_m * k.cluster_m, k.tile_n * k.cluster_n, k),
         )
         texts = [_encode(run) for run in run_space(self.problem, self.topology, loosest)]
-        return {knob: tuple(dict.fromkeys(text[knob] for text in texts)) for knob in KNOBS}
+        choices = {knob: tuple(dict.fromkeys(text[knob] for text in texts)) for knob in KNOBS}
+        spans = {span for kernel in self.kernels for span in self.spans(kernel)}
+        return {**choices, "span": tuple(sorted(spans))}
 
     @cached_property
     def version(self) -> str:
@@ -111,8 +128,10 @@ class Candidates:
         shapes = group_choices(self.problem.op, self.problem.tp)
         cuts = ((ChunkAxis.M, 1), (ChunkAxis.K, 2))
         runs = [
-            RunConfig(groups, panel, axis, chunks, 0, transport)
-            for groups, panel, (axis, chunks) in product(shapes, (0, 8), cuts)
+            RunConfig(groups, panel, axis, chunks, 0, transport, span)
+            for groups, panel, (axis, chunks), span in product(
+                shapes, (0, 4), cuts, self.spans(kernel)
+            )
         ]
         return [r for r in runs if why_illegal(self.problem, self.topology, kernel, r) is None]
 
@@ -128,7 +147,8 @@ class Candidates:
     def decode(self, params: Params) -> tuple[KernelConfig, RunConfig]:
         """The legal configuration nearest to ``params``.
 
-        A panel that is too wide becomes all of n; too many chunks are halved until they fit.
+        A span that the kernel or the groups do not allow becomes its smallest one, a panel that
+        is too wide all of n; too many chunks are halved until they fit.
         """
         kernel = self.by_name[str(params["kernel"])]
         legal = self.ranked_runs(kernel)
@@ -136,14 +156,15 @@ class Candidates:
         cut = str(params["cut"])
         axis, chunks = ChunkAxis(cut[0]), int(cut[1:])
         transport = default_transport(self.problem.op, self.topology.link)
-        for panel in (int(params["panel"]), 0):
+        spans = dict.fromkeys((int(params["span"]), *self.spans(kernel)))
+        for span, panel in product(spans, (int(params["panel"]), 0)):
             left = chunks
             while left > 1:
-                run = RunConfig(groups, panel, axis, left, 0, transport)
+                run = RunConfig(groups, panel, axis, left, 0, transport, span)
                 if run in legal:
                     return kernel, run
                 left //= 2
-            run = RunConfig(groups, panel, ChunkAxis.M, 1, 0, transport)
+            run = RunConfig(groups, panel, ChunkAxis.M, 1, 0, transport, span)
             if run in legal:
                 return kernel, run
         return kernel, legal[0]
@@ -154,4 +175,5 @@ def _encode(run: RunConfig) -> Params:
         "groups": "-".join(map(str, run.groups)),
         "panel": run.panel,
         "cut": f"{run.chunk_axis.value}{run.chunks}",
+        "span": run.span,
     }

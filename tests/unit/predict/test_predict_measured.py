@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fluxgen.codegen.space import run_space
@@ -12,6 +13,7 @@ from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.gemm import gemm_time, library_gemm_us
+from tests.bench.calibrate import evaluate, load, ranks, spearman
 
 H200 = Topology.of("h200", "nvlink", 8)
 WIDE = KernelConfig(128, 256, 64, 2, 1, Schedule.COOPERATIVE)
@@ -102,3 +104,35 @@ def test_pcie_figures_within_15_percent() -> None:
     assert predict(rs, pcie, WIDE, stores).time_us / 1e3 == pytest.approx(4.44, rel=0.15)
     pulls = RunConfig((1,) * 8, 8)
     assert predict(ag, pcie, WIDE, pulls).time_us / 1e3 == pytest.approx(3.57, rel=0.15)
+
+
+FITS = {  # least rank correlation, largest regret, as of the last calibration with some slack
+    ("ag_gemm", 512): (0.95, 0.01),
+    ("ag_gemm", 1024): (0.94, 0.01),
+    ("ag_gemm", 2048): (0.45, 0.035),
+    ("ag_gemm", 4096): (0.88, 0.015),
+    ("ag_gemm", 8192): (0.68, 0.03),
+    ("gemm_rs", 512): (0.94, 0.01),
+    ("gemm_rs", 1024): (0.93, 0.01),
+    ("gemm_rs", 2048): (0.95, 0.01),
+    ("gemm_rs", 4096): (0.92, 0.02),
+    ("gemm_rs", 8192): (0.88, 0.015),
+}
+
+
+@pytest.mark.parametrize("sweep", load(), ids=lambda s: f"{s.problem.op.value}-{s.problem.m}")
+def test_configurations_are_ranked_as_measured(sweep) -> None:
+    """Over all tiles, groups, panels and spans of a problem, with all data present."""
+    fit = evaluate(sweep, H200)
+    least, most = FITS[sweep.problem.op.value, sweep.problem.m]
+    assert fit.spearman >= least
+    assert fit.regret <= most
+    assert fit.error <= 0.07
+    if fit.reduce is not None:
+        assert abs(fit.reduce) <= 0.05
+
+
+def test_ranks_share_the_mean_of_equals() -> None:
+    assert ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
+    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([9.0, 5.0, 1.0])) == pytest.approx(-1)
+    assert spearman(np.array([1.0, 1.0]), np.array([1.0, 2.0])) == 0

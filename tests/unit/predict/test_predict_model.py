@@ -41,7 +41,10 @@ def candidates(draw: st.DrawFn) -> tuple[Problem, KernelConfig, RunConfig]:
     transport = Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
     panel = draw(st.sampled_from([0, 2, 8]))
     chunks = draw(st.sampled_from([1, 2, 4]))
-    return problem, kernel, RunConfig(groups, panel, axis, chunks, 0, transport)
+    span = draw(st.sampled_from([1, 1, 2, 4]))
+    if span > 1:
+        groups = draw(st.sampled_from([(), (8,), (4, 4)]))
+    return problem, kernel, RunConfig(groups, panel, axis, chunks, 0, transport, span)
 
 
 @settings(max_examples=150, deadline=None)
@@ -65,9 +68,11 @@ def test_more_sms_are_never_slower(candidate, sms: int) -> None:
 def test_more_rows_are_never_faster(candidate, extra: int) -> None:
     problem, kernel, run = candidate
     bigger = replace(problem, m=problem.m + 8 * extra)
-    assert predict(problem, H100, kernel, run).time_us <= predict(
-        bigger, H100, kernel, run
-    ).time_us * (1 + 1e-9)
+    less, more = predict(problem, H100, kernel, run), predict(bigger, H100, kernel, run)
+    assert less.gemm_us <= more.gemm_us * (1 + 1e-9)
+    # A source whose first row moves over a border of tiles or clusters may be needed later.
+    if run.span == kernel.cluster_m == 1:
+        assert less.time_us <= more.time_us * (1 + 1e-9)
     assert predict_baseline(problem, H100).time_us <= predict_baseline(bigger, H100).time_us * (
         1 + 1e-9
     )
@@ -91,14 +96,75 @@ def _on(candidate, topology: Topology):
     return problem, topology, kernel, run
 
 
-def test_a_cluster_larger_than_the_slab_costs_twice() -> None:
-    """m/tp = 128 rows and a 2x1 cluster of 128-row tiles: half the work is padding."""
-    padded = gemm_time(128, 6144, 12288, 8, (8,), 4, KernelConfig(128, 128, 64, 2, 1), H100.gpu, 0)
-    fitting = gemm_time(128, 6144, 12288, 8, (8,), 4, KernelConfig(128, 128, 64), H100.gpu, 0)
-    assert padded.time_us / fitting.time_us == pytest.approx(2.0, rel=0.15)
+def test_only_the_last_cluster_row_of_a_group_is_padded() -> None:
+    """m/tp = 128 rows and 2x1 clusters of 128-row tiles: a cluster takes rows of two slabs."""
     problem = Problem(Signature.of("ag_gemm"), 1024, 6144, 12288, 8)
-    half = predict(problem, H100, KernelConfig(128, 128, 64, 2, 1), RunConfig((8,), 4))
-    assert half.padding == pytest.approx(0.5)
+    pairs = KernelConfig(128, 128, 64, 2, 1)
+
+    def padding(groups: tuple[int, ...]) -> float:
+        return predict(problem, H100, pairs, RunConfig(groups, 4)).padding
+
+    assert padding((8,)) == padding((2, 2, 4)) == 0
+    assert padding((1, 2, 5)) == pytest.approx(0.2)  # 1 + 1 + 3 cluster rows for 8 rows
+    assert padding((1,) * 8) == pytest.approx(0.5)
+    whole = gemm_time(128, 6144, 12288, 8, (8,), 4, pairs, H100.gpu, 0).time_us
+    by_rank = gemm_time(128, 6144, 12288, 8, (1,) * 8, 4, pairs, H100.gpu, 0).time_us
+    assert by_rank / whole == pytest.approx(2.0, rel=0.15)
+
+
+def test_a_span_fills_tiles_that_are_taller_than_a_slab() -> None:
+    """m/tp = 64 rows in 128-row tiles: measured 0.99 (span 2) against 1.14 of cuBLAS (64-row)."""
+    h200 = Topology.of("h200", "nvlink", 8)
+    problem = Problem(Signature.of("ag_gemm"), 512, 6144, 12288, 8)
+    tall, short = KernelConfig(128, 192, 64, 2, 1), KernelConfig(64, 192, 64, 2, 1)
+    filled = predict(problem, h200, tall, RunConfig((8,), 2, span=2))
+    halved = predict(problem, h200, tall, RunConfig((8,), 2))
+    small = predict(problem, h200, short, RunConfig((8,), 2))
+    assert (filled.padding, halved.padding) == (0, 0.5)
+    assert halved.gemm_us / filled.gemm_us == pytest.approx(2.0, rel=0.1)
+    assert small.gemm_us / filled.gemm_us == pytest.approx(1.14, rel=0.06)
+    grouped = predict(problem, h200, tall, RunConfig((2, 6), 2, span=2))
+    assert grouped.padding == pytest.approx(1 / 3)  # 1 + 2 cluster rows of 2 for 1 + 3 rows
+
+
+def test_a_spanned_tile_waits_for_its_last_source() -> None:
+    """On a slow link the call ends one wave after the last slab, whatever the span."""
+    slow = replace(H100, bandwidth_gbs=10.0)
+    problem = Problem(Signature.of("ag_gemm"), 512, 6144, 12288, 8)
+    for span in (1, 2, 4, 8):
+        run = RunConfig((8,), 0, span=span)
+        p = predict(problem, slow, KernelConfig(64, 192, 64), run)
+        assert p.time_us > p.comm_us
+        one_wave = p.gemm_us / p.waves
+        assert p.time_us - p.comm_us == pytest.approx(one_wave, rel=0.35)
+
+
+def walk(rows: int, columns: int, groups: tuple[int, ...], cluster_m: int, panel: int):
+    """The tiles (visit, row) of each cluster, spelled out as ``tile_order.cuh`` draws it."""
+    first = 0
+    for slabs in groups:
+        tiles = [(first + v, row) for v in range(slabs) for row in range(rows)]
+        first += slabs
+        for begin in range(0, columns, panel or columns):
+            width = min(panel or columns, columns - begin)
+            for row in range(0, len(tiles), cluster_m):
+                for _ in range(width):
+                    yield tiles[row : row + cluster_m]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5), st.integers(1, 7), st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 4]), st.integers(0, 8), st.data(),
+)  # fmt: skip
+def test_positions_are_those_of_the_walk(rows, columns, groups, cluster_m, panel, data) -> None:
+    clusters = list(walk(rows, columns, tuple(groups), cluster_m, panel))
+    grid = Grid(rows, columns, groups, cluster_m, 3)
+    assert grid.total == len(clusters)
+    assert grid.waves == -(-len(clusters) // 3)
+    tile = data.draw(st.sampled_from([(v, r) for v in range(sum(groups)) for r in range(rows)]))
+    first = next(i for i, tiles in enumerate(clusters) if tile in tiles)
+    assert first_need(grid, panel, *tile) == first
 
 
 def test_waves_are_counted_on_the_target() -> None:
@@ -110,10 +176,10 @@ def test_waves_are_counted_on_the_target() -> None:
 
 
 def test_the_walk_matches_the_drawing_in_the_tile_order_header() -> None:
-    grid = Grid(rows=2, columns=5, slabs=4, slots=132)
-    assert [first_need(grid, (1, 3), 2, visit, 0) for visit in range(4)] == [0, 10, 14, 18]
-    assert first_need(grid, (1, 3), 2, 1, 1) == 12
-    assert first_need(grid, (4,), 0, 3, 1) == 35
+    grid = Grid(rows=2, columns=5, groups=(1, 3), cluster_m=1, slots=132)
+    assert [first_need(grid, 2, visit, 0) for visit in range(4)] == [0, 10, 14, 18]
+    assert first_need(grid, 2, 1, 1) == 12
+    assert first_need(Grid(2, 5, (4,), 1, 132), 0, 3, 1) == 35
 
 
 def test_chunks_arrive_in_ring_order() -> None:
@@ -163,7 +229,7 @@ def test_a_prediction_is_fast() -> None:
     start = time.process_time()
     for kernel, run in pairs:
         predict(problem, H100, kernel, run)
-    assert (time.process_time() - start) / len(pairs) < 200e-6
+    assert (time.process_time() - start) / len(pairs) < 100e-6
 
 
 def test_step_adds_up_records_and_predictions() -> None:

@@ -43,9 +43,9 @@ CLUSTER_SYNC = 0.003
 Fitted to the sweep (128x192 at m=4096: 2x1 takes 1 % more than 1x1)."""
 
 STEP_US = 0.019
-"""Barrier handling of one tile_k step that the MMAs do not hide, about 30 clocks: it makes 128x128
-tiles 3 % slower than 128x192 and 64x64 tiles, with 128 clocks of MMAs a step, slow. Fitted to the
-sweep."""
+"""Barrier handling of 64 elements of K that the MMAs do not hide, about 30 clocks: it makes 128x128
+tiles 3 % slower than 128x192, and 64x64 tiles slow, which have only 128 clocks of MMAs a step.
+Fitted to the sweep, which has no tile_k of 128: those are assumed to save nothing."""
 
 CLUSTER4_SMS = 0.91
 """Share of the SMs that clusters of four can take: GPCs lose SMs to yield, and not in fours. 30 of

@@ -200,7 +200,7 @@ def gemm_time(
     loads = ideal * tile_loads(kernel)
     slow = tile_slowdown(kernel)
     each, once = tile_overhead_us(kernel, element, signal_us)
-    each += c.STEP_US * steps / kernel.tile_k
+    each += c.STEP_US * steps / 64
     waves = grid.waves
 
     def wave_us(share: float) -> float:

@@ -189,6 +189,8 @@ def test_a_damaged_line_is_read_or_refused(data):
         ("kernel.schedule", {}, "schedule"),
         ("run.groups", "8", "groups"),
         ("run.transport", "carrier_pigeon", "transport"),
+        ("run.span", True, "span"),
+        ("run.span", -1, "span"),
         ("environment.gpu", "a\x1b[2Jb", "environment.gpu"),
         ("environment.gpu", "\ud800", "environment.gpu"),
         ("environment.gpu", "x" * 513, "environment.gpu"),

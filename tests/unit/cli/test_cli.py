@@ -44,8 +44,10 @@ def test_shapes_lists_the_gemms_of_a_layer(capsys):
     found = run(capsys, "shapes", "--model", "llama-3.1-8b", "--tp", "8", "--json")
     shapes = {(g["op"], g["n"], g["k"], g["count"]) for g in found["gemms"]}
     assert shapes == {
-        ("ag_gemm", 768, 4096, 32), ("gemm_rs", 4096, 512, 32),
-        ("ag_gemm", 3584, 4096, 32), ("gemm_rs", 4096, 1792, 32),
+        ("ag_gemm", 768, 4096, 32),
+        ("gemm_rs", 4096, 512, 32),
+        ("ag_gemm", 3584, 4096, 32),
+        ("gemm_rs", 4096, 1792, 32),
     }
     assert "qkv" in run(capsys, "shapes", "--model", "llama-3.1-8b", "--tp", "8")
 
@@ -196,7 +198,9 @@ def test_build_dry_run_and_check(capsys, tmp_path):
 
 
 def test_importing_fluxgen_imports_nothing_heavy():
-    code = "import sys, fluxgen; print([m for m in ('torch','optuna','jinja2') if m in sys.modules])"
+    code = (
+        "import sys, fluxgen; print([m for m in ('torch','optuna','jinja2') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

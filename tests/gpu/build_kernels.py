@@ -1,0 +1,61 @@
+"""Compile what the GPU tests and benchmarks load, into ``build_out/gpu/<name>.so``.
+
+    python -m tests.gpu.build_kernels [--limit N]
+
+Every kernel of ``generated/`` and a few that stress the corners of the space (fp16, tiles of 96
+and 224 columns, clusters of four, explicit stages). Needs nvcc, no GPU; what is in the store is
+only copied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+
+from fluxgen.build import toolchain
+from fluxgen.build.builder import build_all
+from fluxgen.build.generated import Entry, read_manifest, render_all
+from fluxgen.build.store import Store
+from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.core.problem import Signature
+from fluxgen.core.settings import data_dir
+from fluxgen.runtime.kernels import source_of
+from tests.gpu.conftest import KERNELS
+
+PP, CO = Schedule.PINGPONG, Schedule.COOPERATIVE
+CORNERS = (
+    Entry("sm90", Signature.of("ag_gemm", "fp16"), KernelConfig(64, 96, 64, 1, 1, PP)),
+    Entry("sm90", Signature.of("ag_gemm", "fp16"), KernelConfig(128, 224, 64, 2, 2, CO)),
+    Entry("sm90", Signature.of("gemm_rs", "fp16"), KernelConfig(64, 160, 64, 2, 2, PP)),
+    Entry("sm90", Signature.of("gemm_rs", "fp16"), KernelConfig(256, 128, 64, 1, 1, CO, 4)),
+)
+
+
+def main() -> int:
+    """Compile and copy; the exit code is 1 if any kernel failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--limit", type=int, default=0)
+    limit = parser.parse_args().limit
+    entries = [*read_manifest(data_dir("generated")), *CORNERS]
+    rendered = list(render_all(entries).values())
+    rendered.sort(key=lambda r: not r.name.startswith("support"))
+    sources = [source_of(r) for r in rendered][: limit or None]
+    results = build_all(
+        sources,
+        toolchain.find(),
+        Store(),
+        None,
+        lambda result, done, total: print(
+            f"{done}/{total} {result.source.name}: {result.status} {result.error}", flush=True
+        ),
+    )
+    KERNELS.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        if result.artifact is not None:
+            shutil.copyfile(result.artifact.path, KERNELS / f"{result.source.name}.so")
+    return int(any(result.status == "failed" for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

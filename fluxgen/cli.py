@@ -174,7 +174,8 @@ def tune(
 
     topology = _topology(target, link, tp)
     judge = tuning.make_evaluator(evaluator)
-    found = counted_problems(model, tp, _integers("tokens", tokens), DType.parse(dtype), _ops(ops))
+    wanted = _ops(ops)
+    found = counted_problems(model, tp, _integers("tokens", tokens), DType.parse(dtype), wanted)
     _require_kernels(topology.gpu, dtype)
     for message in found.messages:
         stderr.print(f"note: {escape(message)}", highlight=False)
@@ -196,7 +197,7 @@ def tune(
             storage=storage,
             db=database,
             seed=seed,
-            max_kernels=MAX_KERNELS,
+            max_kernels=MAX_KERNELS // max(1, len(wanted)),  # each op compiles its own
             counts=dict(zip(found.problems, found.counts, strict=True)),
             progress=show,
             sink=database.put,
@@ -457,7 +458,7 @@ def lookup(
             ("provenance", result.record.provenance.value),
         ]
     for name, text in lines:
-        stdout.print(f"{name:>10}  {escape(text)}", highlight=False)
+        stdout.print(f"{name:>10}  {escape(text)}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -176,6 +176,9 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
                 "argument struct version %lld of %lld bytes does not match this library",
                 args.abi_version, args.struct_size);
   }
+  if (int const status = check_group(args.group, 0, message, size)) {
+    return status;  // first: what follows divides by the world
+  }
   constexpr int64_t kAlign = Sm90Gemm<Config>::kAlign;
   constexpr int64_t kMaxDim = INT32_MAX - 1024;
   if (args.rows < 1 || args.n < 1 || args.k < 1 || args.rows > kMaxDim || args.n > kMaxDim ||

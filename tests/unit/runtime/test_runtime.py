@@ -1,0 +1,162 @@
+"""Workspace sizes, the loader's errors, and device detection, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.errors import KernelError, StoreError, ToolchainError, UsageError
+from fluxgen.core.problem import Problem, Signature
+from fluxgen.runtime import abi
+from fluxgen.runtime.device import devices
+from fluxgen.runtime.kernels import fused_kernel
+from fluxgen.runtime.loader import FusedKernel, SupportKernels
+from fluxgen.runtime.workspace import (
+    chunk_bounds,
+    chunk_size,
+    half_bytes,
+    slab_offset,
+    workspace_bytes,
+)
+
+AG, RS = Signature.of("ag_gemm"), Signature.of("gemm_rs")
+KERNEL = KernelConfig(128, 128, 64)
+
+
+@pytest.mark.parametrize(
+    ("problem", "half"),
+    [
+        (Problem(AG, 1024, 512, 256, 8), 1024 * 256 * 2),
+        (Problem(RS, 1024, 512, 256, 8), 1024 * 512 * 2),
+        (Problem(AG, 262144, 64, 8192, 8), 2**32),
+        (Problem(RS, 131072, 4096, 64, 2), 2**30),
+        (Problem(AG, 1, 8, 8, 1), 1024),
+    ],
+)
+def test_halves_hold_all_slabs_and_count_beyond_32_bits(problem, half):
+    """C05, C07."""
+    assert half_bytes(problem) == half
+    assert workspace_bytes(half) == abi.DATA_OFFSET + 2 * half
+    slab = problem.m_local * 512
+    assert slab_offset(half, 1, 3, slab) == abi.DATA_OFFSET + half + 3 * slab
+
+
+def test_an_absurd_workspace_is_refused():
+    with pytest.raises(UsageError, match="split the call"):
+        half_bytes(Problem(AG, 2**31 - 8, 8, 2**20, 8))
+
+
+@given(st.integers(1, 5000), st.integers(1, 16), st.sampled_from([64, 128, 256]))
+def test_row_chunks_cover_the_slab_once_at_tile_borders(rows, chunks, tile_m):
+    problem = Problem(AG, rows * 4, 64, 256, 4)
+    kernel = KernelConfig(tile_m, 128, 64)
+    size = chunk_size(problem, kernel, RunConfig(chunks=chunks))
+    bounds = chunk_bounds(rows, size)
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == rows
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
+    assert len(bounds) <= max(1, chunks) <= abi.MAX_CHUNKS
+    assert all(begin % tile_m == 0 for begin, _ in bounds)
+
+
+@given(st.integers(1, 20000), st.integers(1, 16))
+def test_k_chunks_end_where_every_tile_k_does(k, chunks):
+    problem = Problem(AG, 64, 64, k, 1)
+    run = RunConfig(chunk_axis=ChunkAxis.K, chunks=chunks)
+    bounds = chunk_bounds(k, chunk_size(problem, KERNEL, run))
+    assert bounds[-1][1] == k
+    assert all(begin % 128 == 0 for begin, _ in bounds)
+
+
+def test_what_is_not_a_library_is_one_clear_error(tmp_path):
+    path = tmp_path / "kernel.so"
+    path.write_bytes(b"\x7fELF garbage")
+    with pytest.raises(KernelError, match="fluxgen build"):
+        FusedKernel(path, AG, KERNEL)
+    with pytest.raises(KernelError, match="fluxgen build"):
+        SupportKernels(tmp_path / "absent.so")
+
+
+def test_a_foreign_library_is_refused(tmp_path):
+    source = tmp_path / "x.c"
+    source.write_text("int other(void) { return 1; }\n")
+    library = tmp_path / "x.so"
+    subprocess.run([shutil.which("gcc"), "-shared", "-fPIC", source, "-o", library], check=True)
+    with pytest.raises(KernelError, match="no symbol"):
+        FusedKernel(library, AG, KERNEL)
+
+
+def test_another_abi_version_is_refused(tmp_path):
+    source = tmp_path / "x.c"
+    source.write_text("int fluxgen_abi_version(void) { return 99; }\n")
+    library = tmp_path / "x.so"
+    subprocess.run([shutil.which("gcc"), "-shared", "-fPIC", source, "-o", library], check=True)
+    with pytest.raises(KernelError, match="99"):
+        SupportKernels(library)
+
+
+def test_a_kernel_that_is_not_built_says_what_to_run(tmp_path):
+    """J13, L03: no nvcc is asked for, nothing is created."""
+    with pytest.raises(StoreError, match="fluxgen build"):
+        fused_kernel(AG, KERNEL, "sm90", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+FAKE_DRIVER = """
+#include <string.h>
+int cuInit(unsigned f) { (void)f; return INIT; }
+int cuDriverGetVersion(int* v) { *v = 13000; return 0; }
+int cuDeviceGetCount(int* n) { *n = 1; return 0; }
+int cuDeviceGet(int* d, int i) { *d = i; return 0; }
+int cuDeviceGetName(char* s, int n, int d) { (void)d; strncpy(s, NAME, n); return 0; }
+int cuDeviceTotalMem_v2(unsigned long* b, int d) { (void)d; *b = 80000000000UL; return 0; }
+int cuDeviceGetAttribute(int* v, int a, int d) {
+  (void)d;
+  *v = a == 16 ? SMS : a == 13 ? 1755000 : a == 36 ? 2619000 : a == 37 ? 5120 :
+       a == 38 ? 50000000 : a == 75 ? 9 : a == 76 ? 0 : a == 97 ? 232448 : 0;
+  return 0;
+}
+"""
+
+
+def fake_driver(tmp_path, name, sms, init=0):
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(FAKE_DRIVER)
+    subprocess.run(
+        [shutil.which("gcc"), "-shared", "-fPIC", f'-DNAME="{name}"', f"-DSMS={sms}",
+         f"-DINIT={init}", source, "-o", library],
+        check=True,
+    )  # fmt: skip
+    return str(library)
+
+
+def test_a_known_gpu_is_its_preset(tmp_path):
+    (device,) = devices(fake_driver(tmp_path, "NVIDIA H100 80GB HBM3", 132))
+    assert device.gpu.name == "h100-sxm"
+    assert device.gpu.tflops == 989
+    assert device.driver == "13.0"
+
+
+def test_a_part_of_a_known_gpu_is_described_by_its_properties(tmp_path):
+    (device,) = devices(fake_driver(tmp_path, "NVIDIA H100 80GB HBM3", 60))
+    assert device.gpu.name == "h100-sxm-60sm"
+    assert (device.gpu.sm_count, device.gpu.cc, device.gpu.smem_kb) == (60, 90, 227)
+
+
+def test_an_unknown_gpu_works(tmp_path):
+    (device,) = devices(fake_driver(tmp_path, "NVIDIA H900 Ultra", 120))
+    assert (device.gpu.name, device.gpu.sm_count) == ("h900-ultra", 120)
+    assert device.gpu.mem_gbs == pytest.approx(3352, abs=1)
+
+
+def test_no_driver_or_a_broken_one_says_so(tmp_path):
+    with pytest.raises(ToolchainError, match="--target"):
+        devices("libno-such-driver.so")
+    with pytest.raises(ToolchainError, match="999"):
+        devices(fake_driver(tmp_path, "x", 1, init=999))

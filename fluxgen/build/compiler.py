@@ -52,7 +52,7 @@ class Source:
         name: what messages call it.
         text: the whole .cu file.
         arch: ``sm80``, ``sm86``, ``sm89``, ``sm90``.
-        headers_hash: :func:`fluxgen.build.headers.headers_hash` of ``include``.
+        headers_hash: :func:`fluxgen.build.headers.headers_hash` of the text's headers.
         include: directory of fluxgen's device headers.
         abi: version of the C interface, part of the store's key.
     """
@@ -75,7 +75,7 @@ class Source:
         """
         arch_flags(arch)
         where = include_dir() if include is None else include.absolute()
-        return cls(name, text, arch, headers_hash(where), where, abi)
+        return cls(name, text, arch, headers_hash(text, where), where, abi)
 
 
 @dataclass(frozen=True)

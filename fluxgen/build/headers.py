@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ CUTLASS_LOW, CUTLASS_HIGH = (4, 2), (5, 0)
 """Versions that will do: from the first up to, not including, the second."""
 
 _INSTALL = "pip install nvidia-cutlass==4.2.0.0"
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _hashes: dict[tuple[str, tuple[tuple[str, int, int, int], ...]], str] = {}
 
 
@@ -24,10 +24,11 @@ def include_dir() -> Path:
     return data_dir("templates") / "include"
 
 
-def headers_hash(include: Path | None = None) -> str:
-    """SHA-256 over every file under ``include``: sorted relative paths and contents.
+def headers_hash(text: str, include: Path | None = None) -> str:
+    """SHA-256 over the headers under ``include`` that ``text`` includes, directly or not.
 
-    Contents are read again only if a file's size, mtime or inode has changed.
+    Sorted relative paths and contents; what is not under ``include`` (CUTLASS, CUDA) counts by its
+    version elsewhere. Contents are read again only if a file's size, mtime or inode has changed.
 
     Raises:
         BuildError: the directory is missing or cannot be read.
@@ -38,18 +39,13 @@ def headers_hash(include: Path | None = None) -> str:
             f"device headers: expected a directory at {root}; found none. Reinstall fluxgen."
         )
     try:
-        files = sorted(
-            path for base, _, names in os.walk(root) for path in (Path(base, n) for n in names)
-        )
-        stats = [path.stat() for path in files]
-        names = [path.relative_to(root).as_posix() for path in files]
-        stamp = tuple(
-            (n, s.st_size, s.st_mtime_ns, s.st_ino) for n, s in zip(names, stats, strict=True)
-        )
+        files = _closure(text.encode(), root)
+        stats = {name: path.stat() for name, path in files.items()}
+        stamp = tuple((n, s.st_size, s.st_mtime_ns, s.st_ino) for n, s in stats.items())
         cached = _hashes.get((str(root), stamp))
         if cached is None:
             digest = hashlib.sha256()
-            for name, path in zip(names, files, strict=True):
+            for name, path in files.items():
                 data = path.read_bytes()
                 digest.update(f"{len(name.encode())}:{name}:{len(data)}:".encode())
                 digest.update(data)
@@ -59,6 +55,20 @@ def headers_hash(include: Path | None = None) -> str:
             error
         )
     return cached
+
+
+def _closure(text: bytes, root: Path) -> dict[str, Path]:
+    """The headers reached from ``text`` by name, sorted; unknown names belong to others."""
+    found: dict[str, Path] = {}
+    pending = [name.decode("utf-8", "replace") for name in _INCLUDE.findall(text)]
+    while pending:
+        name = pending.pop()
+        path = root / name
+        if name in found or not path.is_file():
+            continue
+        found[name] = path
+        pending += [n.decode("utf-8", "replace") for n in _INCLUDE.findall(path.read_bytes())]
+    return dict(sorted(found.items()))
 
 
 def find_cutlass(given: str, search: Sequence[str] | None = None) -> tuple[Path, str]:

@@ -324,7 +324,7 @@ class Store:
 
 
 def _check_headers(source: Source) -> None:
-    if headers_hash(source.include) != source.headers_hash:
+    if headers_hash(source.text, source.include) != source.headers_hash:
         raise CompileError(
             f"{source.name}: headers in {source.include} changed since the source was made; again",
             transient=True,

@@ -1,6 +1,6 @@
 """Fused kernels with their data present, against cuBLAS, interleaved in one run.
 
-    python -m tests.bench.bench_data_present --out data_present.json [--shapes A] [--seconds 120]
+    python -m tests.bench.bench_data_present --out data_present.json [--shapes section6|llama] [--seconds 120]
 
 All SMs belong to one rank of W = 8, every flag is already up, RS stores land in local inboxes: what
 is measured is the cost of the fused form itself (rank-batched order, waits, signals), not of a
@@ -38,7 +38,7 @@ SECTION6 = [
 ] + [("gemm_rs", m, 12288, 6144) for m in (512, 1024, 2048, 4096, 8192)]
 SETS = {
     "section6": SECTION6,
-    "more": [("ag_gemm", m, 7168, 8192) for m in (1024, 4096)]
+    "llama": [("ag_gemm", m, 7168, 8192) for m in (1024, 4096)]
     + [("ag_gemm", m, 3584, 4096) for m in (1024, 4096)]
     + [("gemm_rs", m, 4096, 1792) for m in (1024, 4096)],
 }

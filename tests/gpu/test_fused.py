@@ -121,6 +121,59 @@ def test_exact_for_every_world(name: str, world: int) -> None:
             check(group, kernel, problem, run_config(problem, groups, 2, axis, 2, span))
 
 
+def first_of(prefix: str) -> str:
+    return next(n for n in sorted(KERNELS) if n.startswith(prefix))
+
+
+N_GRID = (8, 16, 72, 120, 128, 136, 1368, 2112, 2752, 2880, 3424, 3696, 6656)
+K_GRID = (8, 16, 24, 40, 64, 72, 96, 128, 192, 360, 512, 1000, 1368, 1376, 1712, 2112, 3696, 147456)
+ROWS_GRID = (1, 2, 7, 8, 9, 37, 63, 64, 65, 127, 128, 129, 777)
+
+
+@pytest.mark.parametrize("op", ["ag_gemm_bf16", "gemm_rs_bf16", "ag_gemm_fp16", "gemm_rs_fp16"])
+@pytest.mark.parametrize("world", [3, 8])
+def test_the_grid_of_sizes(op: str, world: int) -> None:
+    """Every n, every k, every row count of the cases that TMA can take, in mixed pairs."""
+    kernel = load_kernel(first_of(op))
+    sizes = [(ROWS_GRID[i % len(ROWS_GRID)], n, K_GRID[i * 5 % 17]) for i, n in enumerate(N_GRID)]
+    sizes += [(ROWS_GRID[i * 3 % 13], N_GRID[i * 2 % 13], k) for i, k in enumerate(K_GRID)]
+    sizes += [(rows, 136, 192) for rows in ROWS_GRID]
+    problems = [Problem(kernel.signature, rows * world, n, k, world) for rows, n, k in sizes]
+    group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
+    for i, problem in enumerate(problems):
+        check(group, kernel, problem, run_config(problem, panel=i % 3, chunks=1 + i % 2))
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_pipeline_depths(name: str) -> None:
+    """K tiles around the number of stages, with more than one tile per block."""
+    kernel = load_kernel(name)
+    stages, tile_k = kernel.info.stages, kernel.kernel.tile_k
+    rows = kernel.kernel.tile_m * 2
+    n = kernel.kernel.tile_n * 80
+    depths = [stages - 1, stages, stages + 1, 2 * stages + 1]
+    problems = [Problem(kernel.signature, rows * 2, n, d * tile_k, 2) for d in depths]
+    group = LocalGroup(2, max(map(half_bytes, problems)), SUPPORT())
+    for problem in problems:
+        check(group, kernel, problem, run_config(problem))
+
+
+@pytest.mark.parametrize(
+    ("op", "m", "n", "k", "world"),
+    [
+        ("ag_gemm_bf16", 8192, 6656, 16384, 8), ("gemm_rs_bf16", 8192, 8192, 3696, 8),
+        ("ag_gemm_bf16", 4096, 20480, 5120, 1), ("gemm_rs_bf16", 1024, 1024, 1024, 8),
+        ("gemm_rs_fp16", 1024, 1024, 1024, 8), ("ag_gemm_bf16", 1680, 1024, 512, 7),
+    ],
+)  # fmt: skip
+def test_reported_shapes(op: str, m: int, n: int, k: int, world: int) -> None:
+    """A13, A19, E01, F01: shapes that hung, threw or were wrong elsewhere."""
+    kernel = load_kernel(first_of(op))
+    problem = Problem(kernel.signature, m, n, k, world)
+    group = LocalGroup(world, half_bytes(problem), SUPPORT())
+    check(group, kernel, problem, run_config(problem, panel=4))
+
+
 @pytest.mark.parametrize("world", [2, 4, 6, 8])
 @pytest.mark.parametrize("name", [n for n in sorted(KERNELS) if n.startswith("gemm_rs")])
 def test_spanned_owners(name: str, world: int) -> None:
@@ -150,10 +203,9 @@ def test_spanned_owners(name: str, world: int) -> None:
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_delayed_rank_and_back_to_back(world: int) -> None:
     """H01: AG, RS, AG, RS... on one workspace, new data each call, each rank late in turn."""
-    names = sorted(KERNELS)
     pair = [
-        load_kernel(next(n for n in names if n.startswith("ag_gemm_bf16"))),
-        load_kernel(next(n for n in names if n.startswith("gemm_rs_bf16"))),
+        load_kernel(first_of("ag_gemm_bf16")),
+        load_kernel(first_of("gemm_rs_bf16")),
     ]
     rows, n, k = 72, 264, 136
     problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
@@ -185,10 +237,9 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
 def test_thousand_calls() -> None:
     """1,000 back-to-back mixed calls; the last of every ten is checked, all inputs differ."""
     world, rows, n, k = 4, 64, 128, 128
-    names = sorted(KERNELS)
     pair = [
-        load_kernel(next(x for x in names if x.startswith("ag_gemm_bf16"))),
-        load_kernel(next(x for x in names if x.startswith("gemm_rs_bf16"))),
+        load_kernel(first_of("ag_gemm_bf16")),
+        load_kernel(first_of("gemm_rs_bf16")),
     ]
     problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
     group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
@@ -209,7 +260,7 @@ def test_thousand_calls() -> None:
 
 def test_missing_peer_times_out_and_the_gpu_stays_usable() -> None:
     """A rank that never starts: the others report which wait passed its deadline."""
-    kernel = load_kernel(next(n for n in sorted(KERNELS) if n.startswith("gemm_rs_bf16")))
+    kernel = load_kernel(first_of("gemm_rs_bf16"))
     problem = Problem(kernel.signature, 128, 128, 128, 2)
     group = LocalGroup(2, half_bytes(problem), SUPPORT(), timeout_s=0.5)
     left, weights, out = operands(problem)
@@ -244,7 +295,7 @@ def test_what_tma_cannot_do_is_refused_before_launch(n: int, k: int, word: str) 
 
 def test_padded_rows_and_misaligned_views() -> None:
     """A07, A17, D05: aligned padded strides are taken as they are, others refused on the host."""
-    name = next(n for n in sorted(KERNELS) if n.startswith("gemm_rs_bf16"))
+    name = first_of("gemm_rs_bf16")
     kernel = load_kernel(name)
     problem = Problem(kernel.signature, 256, 264, 96, 2)
     group = LocalGroup(2, half_bytes(problem), SUPPORT())
@@ -273,7 +324,7 @@ def test_padded_rows_and_misaligned_views() -> None:
 @pytest.mark.parametrize(("m", "world"), [(262144, 2), (262152, 8)])
 def test_huge_m_ag(m: int, world: int) -> None:
     """C05: a gathered buffer of 2^31 elements and more; the last rows are checked."""
-    kernel = load_kernel(next(n for n in sorted(KERNELS) if n.startswith("ag_gemm_bf16")))
+    kernel = load_kernel(first_of("ag_gemm_bf16"))
     problem = Problem(kernel.signature, m, 64, 8192, world)
     group = LocalGroup(world, half_bytes(problem), SUPPORT())
     left, weights, out = operands(problem)
@@ -295,7 +346,7 @@ def _rows(slabs, rows: slice) -> torch.Tensor:
 
 def test_huge_rs() -> None:
     """C01, C03: m x n of 3.2e9 elements, strides beyond 2^31."""
-    kernel = load_kernel(next(n for n in sorted(KERNELS) if n.startswith("gemm_rs_bf16")))
+    kernel = load_kernel(first_of("gemm_rs_bf16"))
     problem = Problem(kernel.signature, 49152, 65536, 64, 2)
     group = LocalGroup(2, half_bytes(problem), SUPPORT())
     left, weights, out = operands(problem)

@@ -83,7 +83,7 @@ typedef struct fluxgen_reduce_args {
   void* d;
   int64_t d_row_stride;
   int32_t dtype;         // 0: bf16, 1: fp16
-  int32_t blocks;        // thread blocks; 0: one per SM
+  int32_t blocks;        // thread blocks; 0: as many as fit well
 } fluxgen_reduce_args;
 
 // The start of ag_gemm: copy the caller's slab into the gather half, then tell every peer.
@@ -95,7 +95,7 @@ typedef struct fluxgen_begin_args {
   int64_t rows;
   int64_t row_bytes;     // a multiple of 16
   int64_t row_stride_bytes;
-  int32_t blocks;        // thread blocks; 0: one per SM
+  int32_t blocks;        // thread blocks; 0: as many as fit well
   uint32_t reserved;
 } fluxgen_begin_args;
 

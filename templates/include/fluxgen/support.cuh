@@ -15,6 +15,8 @@
 namespace fluxgen {
 
 constexpr int kThreads = 256;
+constexpr int kInFlight = 8;       // loads of one thread in the reduction
+constexpr int kBlocksPerSm = 4;    // of the reduction and the slab copy, where none is asked for
 constexpr uint32_t kReduceOp = 2;
 constexpr uint32_t kTransportOp = 3;
 
@@ -109,15 +111,27 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
     for (int64_t i = begin * vectors + int64_t(blockIdx.x) * kThreads + threadIdx.x; i < stop;
          i += step) {
       float2 sum[4] = {};
-      for (int source = 0; source < group.world; ++source) {
-        uint4 const raw = __ldcs(reinterpret_cast<uint4 const*>(inbox) + source * slab + i);
-        Pair pairs[4];
-        memcpy(pairs, &raw, 16);
+      // Eight sources are in flight at once; they are still added in rank order.
+      for (int first = 0; first < group.world; first += kInFlight) {
+        uint4 raw[kInFlight];
 #pragma unroll
-        for (int p = 0; p < 4; ++p) {
-          float2 const value = to_float2(pairs[p]);
-          sum[p].x += value.x;
-          sum[p].y += value.y;
+        for (int s = 0; s < kInFlight; ++s) {
+          if (first + s < group.world) {
+            raw[s] = __ldcs(reinterpret_cast<uint4 const*>(inbox) + (first + s) * slab + i);
+          }
+        }
+#pragma unroll
+        for (int s = 0; s < kInFlight; ++s) {
+          if (first + s < group.world) {
+            Pair pairs[4];
+            memcpy(pairs, &raw[s], 16);
+#pragma unroll
+            for (int p = 0; p < 4; ++p) {
+              float2 const value = to_float2(pairs[p]);
+              sum[p].x += value.x;
+              sum[p].y += value.y;
+            }
+          }
         }
       }
       Pair rounded[4];
@@ -178,7 +192,7 @@ inline int block_count(int asked, int64_t work) {
   int device = 0, sms = 1;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  int64_t const most = asked > 0 ? asked : sms;
+  int64_t const most = asked > 0 ? asked : sms * kBlocksPerSm;
   return int(work < 1 ? 1 : (work < most ? work : most));
 }
 

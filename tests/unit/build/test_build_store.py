@@ -77,21 +77,21 @@ def test_everything_that_changes_a_kernel_changes_its_key(fake: Fake) -> None:
     assert key_of(source, dataclasses.replace(found, host="/usr/bin/clang++")) in keys
 
 
-def test_headers_hash_cannot_be_fooled_by_moving_bytes_between_name_and_text(
-    tmp_path: Path,
-) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    for root, name, text in ((one, "a", "bc"), (two, "ab", "c")):
-        root.mkdir()
-        (root / name).write_text(text)
-    assert headers_hash(one) != headers_hash(two)
-    before = headers_hash(one)
-    stamp = (one / "a").stat()
-    (one / "a").write_text("bd")
-    os.utime(one / "a", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
-    assert headers_hash(one) != before
-    (one / "a").write_text("bc")
-    assert headers_hash(one) == before
+def test_the_headers_hash_covers_what_is_included_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name, text in (("a", '#include "sub/b"\n'), ("sub/b", "1"), ("c", "1")):
+        (tmp_path / name).write_text(text)
+    text = '#include <cuda.h>\n  #  include "a"\n#include "not/ours.h"\n'
+    before = headers_hash(text, tmp_path)
+    (tmp_path / "c").write_text("22")
+    assert headers_hash(text, tmp_path) == before
+    (tmp_path / "sub" / "b").write_text("22")
+    assert headers_hash(text, tmp_path) != before
+    (tmp_path / "sub" / "b").write_text("1")
+    assert headers_hash(text, tmp_path) == before
+    (tmp_path / "sub" / "b").write_text('#include "a"\n')  # a cycle ends
+    assert headers_hash(text, tmp_path) != before
+    assert headers_hash("", tmp_path) == headers_hash("int x;", tmp_path)
 
 
 def test_headers_that_change_during_the_build_are_noticed(fake: Fake) -> None:
@@ -100,7 +100,8 @@ def test_headers_that_change_during_the_build_are_noticed(fake: Fake) -> None:
     with pytest.raises(CompileError, match="changed since"):
         fake.store.build(source, fake.toolchain)
     slow = fake.source("sleep 0.6")
-    timer = threading.Timer(0.3, (fake.include / "new.h").touch)
+    header = fake.include / "fluxgen" / "abi.h"
+    timer = threading.Timer(0.3, header.write_text, ["#define ABI 4\n"])
     timer.start()
     with pytest.raises(CompileError, match="changed since"):
         fake.store.build(slow, fake.toolchain)

@@ -17,6 +17,9 @@ from fluxgen.core.errors import RenderError, UnsupportedError
 from fluxgen.core.problem import Op, Signature
 from fluxgen.core.settings import data_dir
 
+_EXTENDED_MMA_N = (160, 224)
+"""Columns whose wgmma CUTLASS has only with its extended shapes (``mma_sm90.hpp``)."""
+
 _OPS = {Op.AG_GEMM: "FLUXGEN_AG_GEMM", Op.GEMM_RS: "FLUXGEN_GEMM_RS"}
 
 
@@ -46,6 +49,8 @@ def _environment(root: Path) -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(root),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         autoescape=False,  # noqa: S701  C++, not HTML; every value is an int or from a fixed table
     )
 
@@ -88,6 +93,7 @@ def render_kernel(
             "cluster_n": kernel.cluster_n,
             "cooperative": "true" if kernel.schedule is Schedule.COOPERATIVE else "false",
             "stages": kernel.stages,
+            "extended_mma": kernel.tile_n in _EXTENDED_MMA_N,
         },
         root,
     )

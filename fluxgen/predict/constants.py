@@ -11,7 +11,7 @@ are scaled by their datasheet values; nothing here was measured on them.
 
 from __future__ import annotations
 
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 """Part of the name of every study of predicted times, so that old times are not mixed in."""
 
 COLD_RATE = 0.94
@@ -110,9 +110,9 @@ STORE_RATE_NVLINK = 0.9
 STORE_RATE_PCIE = 0.73
 """The same over PCIe: 40 of 55 GB/s, RS 8192x12288x6144 with direct stores took 4.44 ms."""
 
-REDUCE_RATE = 0.45
-"""Share of memory bandwidth of the reduction pass. Fitted to 27, 33, 46, 72 and 125 us for 8 slabs
-of 64 to 1024 rows of 12288 columns."""
+REDUCE_RATE = 0.92
+"""Share of memory bandwidth of the reduction pass. Fitted to 24, 27, 33, 44 and 71 us for 8 slabs
+of 64 to 1024 rows of 12288 columns, eight sources in flight."""
 
 REDUCE_US = 16.0
 """Fixed time of the reduction kernel beside its launch (same points)."""

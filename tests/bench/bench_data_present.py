@@ -1,6 +1,6 @@
 """Fused kernels with their data present, against cuBLAS, interleaved in one run.
 
-    python -m tests.bench.bench_data_present --out data_present.json [--shapes section6|llama] [--seconds 120]
+    python -m tests.bench.bench_data_present [--shapes section6|llama] [--seconds 120] [--out FILE]
 
 All SMs belong to one rank of W = 8, every flag is already up, RS stores land in local inboxes: what
 is measured is the cost of the fused form itself (rank-batched order, waits, signals), not of a

@@ -1,6 +1,6 @@
 """The model against measured GEMM times with all data present.
 
-    python -m tests.bench.calibrate [tests/bench/data/h200_data_present.json]
+    python -m tests.bench.calibrate [tests/bench/data/h200_data_present_fit.json]
 
 Per problem: Spearman's rank correlation between predicted and measured times over all
 configurations, the median absolute relative error of the predicted ratio to cuBLAS, and the
@@ -26,7 +26,7 @@ from fluxgen.core.topology import Topology
 from fluxgen.predict import constants, predict
 from fluxgen.predict.gemm import library_gemm_us
 
-DATA = Path(__file__).with_name("data") / "h200_data_present.json"
+DATA = Path(__file__).with_name("data") / "h200_data_present_fit.json"
 
 
 @dataclass(frozen=True)

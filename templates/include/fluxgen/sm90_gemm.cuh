@@ -7,10 +7,6 @@
 
 #include <cstdio>
 
-// wgmma instructions of n = 160 and 224: without them CUTLASS builds those tiles from n = 32, at
-// 0.6 of the speed.
-#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
-
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
 #include "cutlass/numeric_types.h"

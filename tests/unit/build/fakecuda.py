@@ -140,7 +140,8 @@ class Fake:
         return self.find(FLUXGEN_NVCC=str(self.cuda))
 
     def source(self, *lines: str, name: str = "kern", arch: str = "sm90") -> Source:
-        text = f'// {name}\n#include "fluxgen/abi.h"\n' + "".join(f"// FAKE {line}\n" for line in lines)
+        fakes = "".join(f"// FAKE {line}\n" for line in lines)
+        text = f'// {name}\n#include "fluxgen/abi.h"\n{fakes}'
         return Source.of(name, text, arch, include=self.include)
 
     def _lines(self, name: str) -> list[str]:
@@ -180,7 +181,8 @@ env = {self.env!r} | {{"FLUXGEN_NVCC": {str(self.cuda)!r}}}
 def toolchain():
     return find(Settings.load(env), env, search=[])
 def source(*lines, name="kern"):
-    text = f'// {{name}}\\n#include "fluxgen/abi.h"\\n' + "".join(f"// FAKE {{line}}\\n" for line in lines)
+    fakes = "".join(f"// FAKE {{line}}\\n" for line in lines)
+    text = f'// {{name}}\\n#include "fluxgen/abi.h"\\n{{fakes}}'
     return Source.of(name, text, "sm90", include=Path({str(self.include)!r}))
 store = Store(Path({str(self.store.root)!r}))
 """

@@ -56,7 +56,8 @@ Ops = Annotated[str, typer.Option("--ops", help="Ops, comma-separated.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
 Db = Annotated[Path | None, typer.Option("--db", help="Tuning database file.")]
 
-stdout = Console(file=None, soft_wrap=False)
+# Piped into a file or a pager, a table is as wide as it needs; a terminal has its own width.
+stdout = Console(width=None if sys.stdout.isatty() else 160)
 stderr = Console(stderr=True)
 
 
@@ -272,7 +273,7 @@ def build(
 
     if jobs is not None:
         check_int("jobs", jobs, 1, 1024)
-    directory = out or data_dir("generated")
+    directory = out or _sources_directory(model is not None)
     if check:
         differences = check_sources(directory)
         if as_json:
@@ -369,6 +370,13 @@ def build(
         stderr.print(f"failed: {escape(result.error)}", highlight=False)
     if failed:
         raise typer.Exit(1)
+
+
+def _sources_directory(writes: bool) -> Path:
+    """``generated/`` of a checkout; an installed package's is read, and written under the home."""
+    shipped = data_dir("generated")
+    installed = shipped.parent.name == "_data"
+    return Settings.load().home / "generated" if installed and writes else shipped
 
 
 def _report(text: str) -> None:
@@ -509,7 +517,9 @@ def db_show(
     if as_json:
         _emit([record.to_dict() for record in records])
         return
-    print_table(stdout, str(db or Settings.load().db), RECORD_COLUMNS, record_rows(records))
+    for key in dict.fromkeys(record.topology for record in records):
+        rows = record_rows(record for record in records if record.topology == key)
+        print_table(stdout, key, RECORD_COLUMNS, rows)
 
 
 @db_app.command("export")

@@ -29,8 +29,14 @@ def _cell(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value).replace("[", "\\[")
 
 
+RECORD_COLUMNS = (
+    "op", "dtype", "m", "n", "k", "kernel", "run", "us", "unfused us", "speedup", "known by",
+)  # fmt: skip
+"""Columns of :func:`record_rows`; the topology is the table's title."""
+
+
 def record_rows(records: Iterable[Record]) -> list[list[object]]:
-    """Rows of the columns in :data:`RECORD_COLUMNS`."""
+    """One row per record, in the order of :data:`RECORD_COLUMNS`."""
     return [
         [
             r.problem.op.value,
@@ -38,11 +44,10 @@ def record_rows(records: Iterable[Record]) -> list[list[object]]:
             r.problem.m,
             r.problem.n,
             r.problem.k,
-            r.topology,
             "unfused" if r.kernel is None else r.kernel.name,
             "-" if r.run is None else run_text(r.run.to_dict()),
-            r.time_us,
-            r.baseline_us,
+            round(r.time_us, 1),
+            round(r.baseline_us, 1),
             r.speedup,
             r.provenance.value,
         ]
@@ -50,14 +55,8 @@ def record_rows(records: Iterable[Record]) -> list[list[object]]:
     ]
 
 
-RECORD_COLUMNS = (
-    "op", "dtype", "m", "n", "k", "topology", "kernel", "run", "us", "unfused us", "speedup",
-    "provenance",
-)  # fmt: skip
-
-
 def run_text(run: Mapping[str, Any]) -> str:
-    """A run configuration on one line: ``groups 1-2-5, panel 4, m x2, span 1, peer_store``."""
+    """A run configuration on one line: ``groups 1-2-5, panel 4, m x2, span 2``."""
     groups = "-".join(map(str, run["groups"])) or "all"
     parts = [f"groups {groups}", f"panel {run['panel'] or 'all'}"]
     parts.append(f"{run['chunk_axis']} x{run['chunks']}")

@@ -44,6 +44,9 @@ STALE_AFTER = timedelta(hours=1)
 VOID = "void"
 """Attribute of a trial that says nothing about its candidate: it was interrupted or died once."""
 
+JOURNAL_GRACE_S = 10
+"""Seconds after which a journal's lock is taken for one left behind by a killed tuner."""
+
 
 def open_storage(url: str) -> Any:
     """An Optuna storage: ``memory``, ``journal:PATH``, or any URL that Optuna takes.
@@ -62,7 +65,9 @@ def open_storage(url: str) -> Any:
         if url.startswith("journal:"):
             path = url.removeprefix("journal:")
             Path(path).resolve().parent.mkdir(parents=True, exist_ok=True)
-            backend = optuna.storages.journal.JournalFileBackend(path)
+            journal = optuna.storages.journal
+            lock = journal.JournalFileSymlinkLock(path, grace_period=JOURNAL_GRACE_S)
+            backend = journal.JournalFileBackend(path, lock_obj=lock)
             return optuna.storages.JournalStorage(backend)
         if url.startswith("sqlite:///"):
             return _open_sqlite(url)

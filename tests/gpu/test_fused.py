@@ -133,7 +133,7 @@ ROWS_GRID = (1, 2, 7, 8, 9, 37, 63, 64, 65, 127, 128, 129, 777)
 @pytest.mark.parametrize("op", ["ag_gemm_bf16", "gemm_rs_bf16", "ag_gemm_fp16", "gemm_rs_fp16"])
 @pytest.mark.parametrize("world", [3, 8])
 def test_the_grid_of_sizes(op: str, world: int) -> None:
-    """Every n, every k, every row count of the cases that TMA can take, in mixed pairs."""
+    """A05, A15: every n, k and row count of the cases that TMA can take, in mixed pairs."""
     kernel = load_kernel(first_of(op))
     sizes = [(ROWS_GRID[i % len(ROWS_GRID)], n, K_GRID[i * 5 % 17]) for i, n in enumerate(N_GRID)]
     sizes += [(ROWS_GRID[i * 3 % 13], N_GRID[i * 2 % 13], k) for i, k in enumerate(K_GRID)]
@@ -294,7 +294,7 @@ def test_what_tma_cannot_do_is_refused_before_launch(n: int, k: int, word: str) 
 
 
 def test_padded_rows_and_misaligned_views() -> None:
-    """A07, A17, D05: aligned padded strides are taken as they are, others refused on the host."""
+    """A07, A17, D05, D07: aligned padded strides are taken as they are, others refused."""
     name = first_of("gemm_rs_bf16")
     kernel = load_kernel(name)
     problem = Problem(kernel.signature, 256, 264, 96, 2)

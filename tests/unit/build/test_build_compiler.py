@@ -77,6 +77,7 @@ def failure(fake: Fake, *lines: str, timeout: float = 60) -> CompileError:
 
 
 def test_first_error_line_is_shown_and_the_log_kept(fake: Fake) -> None:
+    # L07
     error = failure(
         fake,
         "print kernel.cu(1): warning #177-D: variable was declared but never referenced",

@@ -15,6 +15,7 @@ from fluxgen.core.errors import StoreError, ToolchainError, UsageError
 
 
 def test_one_failure_does_not_stop_the_others(fake: Fake) -> None:
+    # L13
     sources = [
         fake.source(name="a"),
         fake.source("print kernel.cu(3): error: bad", "exit 2", name="b"),
@@ -136,6 +137,7 @@ def test_default_jobs(
     limit_gib: int | str | None,
     want: int,
 ) -> None:
+    # L07
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     if available_gib is not None:
         (tmp_path / "meminfo").write_text(

@@ -109,6 +109,7 @@ def test_headers_that_change_during_the_build_are_noticed(fake: Fake) -> None:
 
 
 def test_another_arch_is_another_kernel(fake: Fake) -> None:
+    # J15
     paths = {
         arch: fake.store.build(fake.source(arch=arch), fake.toolchain).path
         for arch in ("sm90", "sm80", "sm86")
@@ -118,6 +119,7 @@ def test_another_arch_is_another_kernel(fake: Fake) -> None:
 
 
 def test_cwd_and_mode_bits_do_not_matter(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    # J15
     monkeypatch.chdir(fake.base)
     store = Store(Path("relative store"))
     made = store.build(fake.source(), fake.toolchain)
@@ -286,6 +288,7 @@ def read_only(fake: Fake) -> Iterator[str]:
 
 
 def test_read_only_store_loads(fake: Fake, read_only: str) -> None:
+    # L03
     code = f"""
 shutil = __import__("shutil"); shutil.rmtree({str(fake.cuda / "bin")!r})
 print(store.load_path({read_only!r})); print(store.find(source()).key); print(len(store.list()))
@@ -380,6 +383,7 @@ BUILD = "a = store.build(source({lines}), toolchain()); print(a.cached, a.sha256
 
 
 def test_eight_processes_compile_once(fake: Fake) -> None:
+    # L09
     code = BUILD.format(lines='"sleep 1"')
     builders = [fake.spawn(code) for _ in range(8)]
     out = [builder.communicate(timeout=50) for builder in builders]
@@ -410,6 +414,7 @@ except Exception as error:
 
 
 def test_kill_9_during_nvcc_then_rerun(fake: Fake) -> None:
+    # L01
     builder = fake.spawn(BUILD.format(lines='"sleep_once 60"'))
     until(lambda: fake.pids)
     builder.kill()

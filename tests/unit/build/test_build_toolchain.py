@@ -124,6 +124,7 @@ def test_wrapper_on_path_leads_to_the_same_identity(fake: Fake) -> None:
 
 
 def test_spelling_of_cuda_home_does_not_change_the_key_but_the_version_does(fake: Fake) -> None:
+    # L05
     link = fake.base / "cuda-link"
     link.symlink_to(fake.cuda)
     source = fake.source()
@@ -198,6 +199,7 @@ def test_no_host_compiler(fake: Fake) -> None:
     [("3.9.2", False), ("4.1.0", False), ("4.2.0", True), ("4.3.1", True), ("5.0.0", False)],
 )
 def test_cutlass_version(fake: Fake, version: str, fits: bool) -> None:
+    # L11
     include = make_cutlass(fake.base / "other" / "include", version)
     for given in (include, include.parent):
         if fits:

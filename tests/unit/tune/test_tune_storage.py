@@ -1,4 +1,4 @@
-"""Killed tuners, stale trials, shared storages (cases K01, K03, K05, K07)."""
+"""Killed tuners, stale trials, shared storages (cases K01, K03, K05, K07, K09)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from optuna.trial import TrialState
 from tuning_helpers import PROBLEM, TOPOLOGY, Fake
 
-from fluxgen.tune import PredictEvaluator, tune
+from fluxgen.tune import PredictEvaluator, tune, tuner
 from fluxgen.tune.candidates import Candidates
 from fluxgen.tune.owners import PREFIX, alive, others_alive, this_owner
 from fluxgen.tune.plan import History
@@ -188,3 +189,15 @@ def test_owners() -> None:
     assert alive(gone) is False
     assert not others_alive([own, gone, reused], own)
     assert others_alive([own, foreign], own)
+
+
+def test_a_journal_lock_left_by_a_killed_tuner_ends_within_its_grace(tmp_path, monkeypatch) -> None:
+    """K09: the lock of a process that was killed holding it must not stop the next for ever."""
+    monkeypatch.setattr(tuner, "JOURNAL_GRACE_S", 1)
+    path = tmp_path / "study.journal"
+    path.touch()
+    Path(f"{path}.lock").symlink_to(path)
+    start = time.monotonic()
+    storage = tuner.open_storage(f"journal:{path}")
+    assert optuna.create_study(storage=storage, study_name="x").trials == []
+    assert 0.5 < time.monotonic() - start < 20

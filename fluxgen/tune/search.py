@@ -30,7 +30,7 @@ from fluxgen.tune.cover import Costs, choose_kernels
 from fluxgen.tune.decide import Candidate, decide
 from fluxgen.tune.evaluators import Evaluator, Measurement
 from fluxgen.tune.plan import History, shortlist
-from fluxgen.tune.seeds import seed_kernels
+from fluxgen.tune.seeds import heuristic_tiles, seed_kernels
 
 if TYPE_CHECKING:
     from fluxgen.tune.tuner import Session
@@ -237,6 +237,7 @@ def _choose(
 ) -> tuple[KernelConfig, ...]:
     costs = []
     hints: Counter[KernelConfig] = Counter()
+    tiles = heuristic_tiles([task.problem for task in tasks], topology)
     for task in tasks:
         prior = {k: t for k, t in task.candidates.prior.items() if k not in task.known.dead}
         baseline = predict_baseline(task.problem, topology).time_us
@@ -246,7 +247,7 @@ def _choose(
             Costs(max(baseline, 1.02 * min(prior.values(), default=0)), task.weight, prior)
         )
         hints.update(kernel for kernel, _ in task.known_good)
-        hints.update(seed_kernels(task.problem, topology, tuple(prior), 2))
+        hints.update(seed_kernels(tiles.get(task.problem, ()), tuple(prior)))
     preferred = sorted(hints, key=lambda kernel: (-hints[kernel], kernel))[: max_kernels // 2]
     return choose_kernels(costs, max_kernels, preferred)
 

@@ -25,7 +25,7 @@ import fluxgen
 from fluxgen.codegen.space import why_illegal_kernel
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.dtypes import DType
-from fluxgen.core.errors import FluxgenError, UnsupportedError, UsageError
+from fluxgen.core.errors import FluxgenError, ToolchainError, UnsupportedError, UsageError
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import Gpu, Topology, parse_gpu
@@ -264,7 +264,6 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Render the tuned kernels into sources with a manifest, and compile what is not yet built."""
-    from fluxgen.build import toolchain
     from fluxgen.build.builder import build_all
     from fluxgen.build.generated import check_sources, read_manifest, render_all, write_sources
     from fluxgen.build.store import Store
@@ -325,9 +324,8 @@ def build(
     start = time.monotonic()
     changed = write_sources(directory, entries) if model is not None or entries else []
     sources = [source_of(rendered[name]) for name in names]
-    results = []
-    if sources:
-        tools = toolchain.find(Settings.load())
+    results, tools = _prebuilt(sources, store)
+    if tools is not None:
         with _progress("compiling") as (bar, task):
             bar.update(task, total=len(sources), completed=0)
 
@@ -370,6 +368,24 @@ def build(
         stderr.print(f"failed: {escape(result.error)}", highlight=False)
     if failed:
         raise typer.Exit(1)
+
+
+def _prebuilt(sources: list[Any], store: Any) -> tuple[list[Any], Any]:
+    """The toolchain to build with; without one, what is built already, if that is everything."""
+    from fluxgen.build import toolchain
+    from fluxgen.build.builder import Result
+
+    if not sources:
+        return [], None
+    try:
+        return [], toolchain.find(Settings.load())
+    except ToolchainError as error:
+        found = [store.find(source) for source in sources]
+        if None in found:
+            raise
+        stderr.print(f"note: nothing to compile; {escape(str(error))}", highlight=False)
+        pairs = zip(sources, found, strict=True)
+        return [Result(source, "cached", artifact) for source, artifact in pairs], None
 
 
 def _sources_directory(writes: bool) -> Path:

@@ -168,7 +168,12 @@ def test_config_in_compiled_kernel_out(tmp_path, monkeypatch, capsys):
     assert main(["build", "--check", *out]) == 0
     capsys.readouterr()
 
-    monkeypatch.setenv("PATH", "/nowhere")  # the run-time path needs no nvcc
+    monkeypatch.setenv("PATH", "/nowhere")  # what is built needs no nvcc
+    monkeypatch.setenv("FLUXGEN_NVCC", "/nowhere/nvcc")
+    assert main(["build", *model, "--limit", "1", *out]) == 0
+    assert {k["status"] for k in json.loads(capsys.readouterr().out)["kernels"]} == {"cached"}
+    assert main(["build", *model, *out]) == 1, "the kernels beyond the limit are not built"
+    assert "nvcc" in capsys.readouterr().err
     loaded = 0
     for record in tuned["records"]:
         if record["kernel"] is None:

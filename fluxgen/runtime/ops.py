@@ -1,0 +1,332 @@
+"""The ops for PyTorch: ``all_gather_matmul`` and ``matmul_reduce_scatter``.
+
+Both are ``torch.library`` custom ops (``torch.ops.fluxgen.*``, the group by name as functional
+collectives take it) with fake kernels and autograd, behind two functions that check arguments.
+Checks look at this rank's arguments alone and come before anything is sent, so ranks that make
+the same wrong call get the same error. Today every call takes the unfused path
+(:mod:`fluxgen.runtime.fallback`); :func:`fluxgen.runtime.dispatch.explain` says why.
+
+Every rank of the group must make the same calls in the same order, with tensors that require
+gradients on all ranks or on none: backward communicates too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from fluxgen.core.errors import UsageError
+from fluxgen.core.problem import Op
+from fluxgen.runtime import autograd, dispatch, fallback
+
+__all__ = ["Group", "all_gather_matmul", "group_of", "matmul_reduce_scatter", "member_of"]
+
+Group: TypeAlias = "dist.ProcessGroup | str"
+"""A process group, or its ``group_name``."""
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_REDUCE_OPS = ("sum", "avg")
+_BIAS_MODES = ("replicated", "partial")
+
+
+def all_gather_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor | Sequence[torch.Tensor],
+    bias: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    *,
+    group: Group,
+    gather_dim: int = 0,
+    return_gathered: bool = False,
+    save_gathered: bool = False,
+) -> Any:
+    """``gather(x) @ w.T + bias``: the input side of a column-parallel layer.
+
+    Args:
+        x: (S/W, ..., K): this rank's part along ``gather_dim``, as long as every other rank's.
+        w: (N, K) in any strides, ``.t()`` of a (K, N) included; or several that share the gather.
+            N may differ between ranks.
+        bias: (N,), this rank's own, for its own columns; for several weights one (or None) each.
+        group: whose ranks hold the parts, in the group's order.
+        gather_dim: any dim of x but the last; negative counts from the end.
+        return_gathered: also return the gathered x, (S, ..., K).
+        save_gathered: keep the gathered x for the backward of w, W times the memory, in place of
+            gathering it again.
+
+    Returns:
+        y of (S, ..., N), a list of them for several weights; with ``return_gathered``, a pair of
+        that and the gathered x.
+
+    Raises:
+        UsageError: (a ValueError) an argument does not fit; names it, with values.
+        UnsupportedError: under ``dispatch.strict()``, with the reason.
+    """
+    weights: list[Any] = list(w) if isinstance(w, (list, tuple)) else [w]
+    biases: list[Any]
+    if isinstance(bias, (list, tuple)):
+        biases = list(bias)
+    else:
+        biases = [bias] if len(weights) == 1 else [None] * len(weights) if bias is None else [bias]
+    name, tp = group_of(group)
+    _check_x(x)
+    dim = _check_dim("gather_dim", gather_dim, x)
+    if not weights:
+        raise UsageError("w: expected at least one weight; found an empty list")
+    if len(biases) != len(weights):
+        raise UsageError(
+            f"bias: expected one, or None, for each of {len(weights)} weights; found {len(biases)}"
+        )
+    single = not isinstance(w, (list, tuple))
+    for index, (weight, b) in enumerate(zip(weights, biases, strict=True)):
+        _check_weight("w" if single else f"w[{index}]", weight, x)
+        _check_bias("bias" if single else f"bias[{index}]", b, weight)
+    keep = save_gathered and torch.is_grad_enabled() and any(t.requires_grad for t in weights)
+    outs = torch.ops.fluxgen.all_gather_matmul(
+        x,
+        weights,
+        [b for b in biases if b is not None],
+        [b is not None for b in biases],
+        name,
+        tp,
+        dim,
+        return_gathered or keep,
+    )
+    y = outs[0] if single else list(outs[: len(weights)])
+    return (y, outs[-1]) if return_gathered else y
+
+
+def matmul_reduce_scatter(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    group: Group,
+    scatter_dim: int = 0,
+    reduce_op: str = "sum",
+    bias_mode: str = "replicated",
+) -> Any:
+    """``scatter(reduce(x @ w.T)) + bias``: the output side of a row-parallel layer.
+
+    Args:
+        x: (S, ..., K), all rows with this rank's part of K. K may differ between ranks.
+        w: (N, K) in any strides, this rank's part of K.
+        bias: (N,). group: whose ranks add up; each keeps the part of its rank in the group.
+        scatter_dim: any dim of x but the last; the group's size must divide it.
+        reduce_op: ``sum`` or ``avg``.
+        bias_mode: ``replicated``: every rank passes the same bias, it is added once, after the
+            reduction (also for ``avg``). ``partial``: a rank's bias is part of its own product
+            and is reduced with it, so that a bias which one rank alone passes counts once.
+
+    Returns:
+        y of (S/W, ..., N).
+
+    Raises:
+        UsageError: (a ValueError) an argument does not fit; names it, with values. Before
+            anything is sent, except that differences between ranks (a replicated bias that some
+            lack) are found by comparing, at the group's first call with this N.
+        UnsupportedError: under ``dispatch.strict()``, with the reason.
+    """
+    name, tp = group_of(group)
+    _check_x(x)
+    dim = _check_dim("scatter_dim", scatter_dim, x)
+    _check_weight("w", w, x)
+    _check_bias("bias", bias, w)
+    if reduce_op not in _REDUCE_OPS:
+        raise UsageError(f"reduce_op: expected one of {_REDUCE_OPS}; found {reduce_op!r}")
+    if bias_mode not in _BIAS_MODES:
+        raise UsageError(f"bias_mode: expected one of {_BIAS_MODES}; found {bias_mode!r}")
+    if x.shape[dim] % tp:
+        size = x.shape[dim]
+        raise UsageError(
+            f"x: expected a size of dim {dim} that the group's {tp} ranks divide; found {size} in "
+            f"{tuple(x.shape)}. Pad it to {-(-size // tp) * tp} rows"
+        )
+    return torch.ops.fluxgen.matmul_reduce_scatter(x, w, bias, name, tp, dim, reduce_op, bias_mode)
+
+
+def group_of(group: Group) -> tuple[str, int]:
+    """The name and the number of ranks of a group this process belongs to.
+
+    Raises:
+        UsageError: not a group, or not one of this process.
+    """
+    if isinstance(group, str):
+        return group, _size(group)
+    name = getattr(group, "group_name", None)
+    if name is None:
+        raise UsageError(
+            f"group: expected a process group that this rank belongs to, or its name; found "
+            f"{group!r}"
+        )
+    return name, group.size()
+
+
+def member_of(group: Group) -> tuple[str, int, int]:
+    """The name and size of a group, and this process's rank inside it."""
+    name, tp = group_of(group)
+    return name, tp, int(_resolve(name).rank())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _size(name: str) -> int:
+    return int(_resolve(name).size())
+
+
+def _resolve(name: str) -> dist.ProcessGroup:
+    try:
+        return dist.distributed_c10d._resolve_process_group(name)
+    except (RuntimeError, ValueError, LookupError) as error:
+        raise UsageError(f"group: no process group is named {name!r}: {error}") from error
+
+
+def _check_x(x: torch.Tensor) -> None:
+    if x.dim() < 2 or x.dtype not in _DTYPES:
+        raise UsageError(
+            f"x: expected (rows, ..., K) of {_names()}; found {tuple(x.shape)} of {x.dtype}"
+        )
+
+
+def _check_dim(name: str, dim: int, x: torch.Tensor) -> int:
+    last = x.dim() - 1
+    found = dim + x.dim() if dim < 0 else dim
+    if not 0 <= found < last:
+        raise UsageError(
+            f"{name}: expected a dim from 0 to {last - 1} of x {tuple(x.shape)}; found {dim}. The "
+            "last dim is the matmul's own and cannot be cut here"
+        )
+    return found
+
+
+def _check_weight(name: str, w: torch.Tensor, x: torch.Tensor) -> None:
+    if w.dim() != 2 or w.shape[1] != x.shape[-1]:
+        raise UsageError(
+            f"{name}: expected (N, K) with K = {x.shape[-1]}, the last dim of x "
+            f"{tuple(x.shape)}; found {tuple(w.shape)}. Pass a (K, N) weight as w.t()"
+        )
+    _check_like(name, w, x)
+
+
+def _check_bias(name: str, bias: torch.Tensor | None, w: torch.Tensor) -> None:
+    if bias is None:
+        return
+    if bias.dim() != 1 or bias.shape[0] != w.shape[0]:
+        raise UsageError(
+            f"{name}: expected ({w.shape[0]},), the N of its weight {tuple(w.shape)}; found "
+            f"{tuple(bias.shape)}"
+        )
+    _check_like(name, bias, w)
+
+
+def _check_like(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    if tensor.dtype != x.dtype or tensor.device != x.device:
+        raise UsageError(
+            f"{name}: expected {x.dtype} on {x.device}, as its operands; found {tensor.dtype} on "
+            f"{tensor.device}"
+        )
+
+
+def _names() -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+
+
+# The custom ops. They trust their arguments: the functions above have checked them, or autograd
+# made them. A list of weights may be empty, which leaves the gather alone. `tp` is the size of
+# `group`, handed in so that fake kernels need no process group.
+
+
+def _gather_impl(
+    x: torch.Tensor,
+    w: list[torch.Tensor],
+    bias: list[torch.Tensor],
+    has_bias: list[bool],
+    group: str,
+    tp: int,
+    gather_dim: int,
+    return_gathered: bool,
+) -> list[torch.Tensor]:
+    k = x.shape[-1]
+    if w:
+        m = x.shape[:-1].numel() * tp
+        n = sum(weight.shape[0] for weight in w)
+        dispatch.decide(Op.AG_GEMM, m, n, k, dtype=x.dtype, device=x.device, tp=tp)
+    given = iter(bias)
+    biases = [next(given) if has else None for has in has_bias]
+    outs, gathered = fallback.all_gather_matmul(x, w, biases, _resolve(group), gather_dim)
+    outs = [out.contiguous() for out in outs]
+    if return_gathered:
+        # A custom op may not return its input, nor a stride that its fake does not have.
+        outs.append(gathered.clone(memory_format=torch.contiguous_format)
+                    if gathered is x else gathered.contiguous())  # fmt: skip
+    return outs
+
+
+def _gather_fake(
+    x: torch.Tensor,
+    w: list[torch.Tensor],
+    bias: list[torch.Tensor],
+    has_bias: list[bool],
+    group: str,
+    tp: int,
+    gather_dim: int,
+    return_gathered: bool,
+) -> list[torch.Tensor]:
+    shape = list(x.shape)
+    shape[gather_dim] = shape[gather_dim] * tp
+    outs = [x.new_empty([*shape[:-1], weight.shape[0]]) for weight in w]
+    return [*outs, x.new_empty(shape)] if return_gathered else outs
+
+
+def _scatter_impl(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: str,
+    tp: int,
+    scatter_dim: int,
+    reduce_op: str,
+    bias_mode: str,
+) -> torch.Tensor:
+    n, k = w.shape
+    m = x.shape[:-1].numel()
+    dispatch.decide(Op.GEMM_RS, m, n, k, dtype=x.dtype, device=x.device, tp=tp)
+    out = fallback.matmul_reduce_scatter(
+        x, w, bias, _resolve(group), scatter_dim, reduce_op, bias_mode
+    )
+    return out.contiguous()
+
+
+def _scatter_fake(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    group: str,
+    tp: int,
+    scatter_dim: int,
+    reduce_op: str,
+    bias_mode: str,
+) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[scatter_dim] = shape[scatter_dim] // tp
+    shape[-1] = w.shape[0]
+    return x.new_empty(shape)
+
+
+_gather_op = torch.library.custom_op(
+    "fluxgen::all_gather_matmul",
+    _gather_impl,
+    mutates_args=(),
+    schema="(Tensor x, Tensor[] w, Tensor[] bias, bool[] has_bias, str group, int tp, "
+    "int gather_dim, bool return_gathered) -> Tensor[]",
+)
+_gather_op.register_fake(_gather_fake)
+_scatter_op = torch.library.custom_op(
+    "fluxgen::matmul_reduce_scatter",
+    _scatter_impl,
+    mutates_args=(),
+    schema="(Tensor x, Tensor w, Tensor? bias, str group, int tp, int scatter_dim, "
+    "str reduce_op, str bias_mode) -> Tensor",
+)
+_scatter_op.register_fake(_scatter_fake)
+autograd.register(_gather_op, _scatter_op)

@@ -1,0 +1,213 @@
+"""What is refused, on every rank; what PyTorch asks of an op; explain and strict."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fluxgen.runtime import dispatch, fallback
+from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
+from tests.dist.numbers import integers, raised, same
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+
+
+def _errors(groups, rank):
+    group = groups["w4"]
+    x, w = torch.ones(8, 6), torch.ones(5, 6)
+
+    def gather(*args, **kwargs):
+        return raised(lambda: all_gather_matmul(*args, **{"group": group, **kwargs}))
+
+    def scatter(*args, **kwargs):
+        return raised(lambda: matmul_reduce_scatter(*args, **{"group": group, **kwargs}))
+
+    found = {
+        "wrong k": (gather(x, torch.ones(5, 7)), ("w:", "K = 6", "(5, 7)")),
+        "kn weight": (scatter(x, torch.ones(6, 5)), ("w:", "(6, 5)", "w.t()")),
+        "second": (gather(x, [w, torch.ones(5, 5)]), ("w[1]:", "(5, 5)")),
+        "no weight": (gather(x, []), ("w:", "empty")),
+        "dtype": (gather(x, w.bfloat16()), ("w:", "float32", "bfloat16")),
+        "bias dtype": (scatter(x, w, torch.ones(5).half()), ("bias:", "float16")),
+        "bias (1, N)": (scatter(x, w, torch.ones(1, 5)), ("bias:", "(5,)", "(1, 5)")),
+        "bias N": (gather(x, w, torch.ones(6)), ("bias:", "(5,)", "(6,)")),
+        "biases": (gather(x, [w, w], [None]), ("bias:", "2 weights", "found 1")),
+        "one bias": (gather(x, [w, w], torch.ones(5)), ("bias:", "2 weights")),
+        "rows": (scatter(torch.ones(10, 6), w), ("x:", "4 ranks", "found 10", "12 rows")),
+        "rows of dim 1": (scatter(torch.ones(8, 3, 6), w, scatter_dim=1), ("dim 1", "found 3")),
+        "last dim": (scatter(x, w, scatter_dim=1), ("scatter_dim:", "0 to 0", "found 1")),
+        "dim": (gather(x, w, gather_dim=-3), ("gather_dim:", "found -3")),
+        "1-D": (gather(torch.ones(6), w), ("x:", "(6,)")),
+        "integers": (gather(x.int(), w.int()), ("x:", "torch.int32")),
+        "device": (gather(x, w.to("meta")), ("w:", "cpu", "meta")),
+        "reduce_op": (scatter(x, w, reduce_op="max"), ("reduce_op:", "sum", "'max'")),
+        "bias_mode": (scatter(x, w, bias_mode="rank0"), ("bias_mode:", "partial", "'rank0'")),
+        "group name": (gather(x, w, group="none such"), ("group:", "none such")),
+        "no group": (gather(x, w, group=None), ("group:", "None")),
+    }
+    for name, ((kind, text), parts) in found.items():
+        assert kind == "UsageError", (name, kind, text)
+        assert all(part in text for part in parts), (name, text)
+    if rank != 0:
+        alien = dist.GroupMember.NON_GROUP_MEMBER
+        assert raised(lambda: all_gather_matmul(x, w, group=alien))[0] == "UsageError"
+    # Nothing was sent: the next call is in step.
+    x = integers(1, 8, 6)
+    same(all_gather_matmul(x.chunk(4)[rank], w, group=group), x @ w.T)
+
+
+def test_errors_on_every_rank_before_anything_is_sent(ranks):  # A01, A03, D11, E13
+    ranks(_errors)
+
+
+def _differences(groups, rank):
+    group = groups["w4"]
+    x, w, bias = torch.ones(8, 6), torch.ones(37, 6), torch.ones(37)
+    calls = (
+        lambda: matmul_reduce_scatter(x, w, bias if rank == 0 else None, group=group),
+        lambda: matmul_reduce_scatter(torch.ones(8 + 4 * (rank == 2), 6), w, group=group),
+        lambda: all_gather_matmul(torch.ones(2 + (rank == 1), 41), torch.ones(3, 41), group=group),
+        lambda: all_gather_matmul(
+            torch.ones(2, 43).to(torch.float16 if rank == 3 else torch.float32),
+            torch.ones(3, 43).to(torch.float16 if rank == 3 else torch.float32),
+            group=group,
+        ),
+    )
+    found = [raised(call) for call in calls]
+    same(matmul_reduce_scatter(x, w, bias, group=group), torch.full((2, 37), 25.0))
+    return found
+
+
+def test_ranks_that_differ_are_named_on_every_rank(ranks):
+    results = ranks(_differences)
+    assert all(result == results[0] for result in results)
+    expected = (
+        ("bias yes", "bias no", "bias_mode='partial'"),
+        ("rank 2: ", "leading sizes [12]"),
+        ("rank 1: ", "leading sizes [3]"),
+        ("rank 3: dtype torch.float16", "rank 0: dtype torch.float32"),
+    )
+    for (kind, text), parts in zip(results[0], expected, strict=True):
+        assert kind == "UsageError"
+        assert all(part in text for part in parts), text
+
+
+def _opcheck(groups, rank):
+    group = groups["w2"] if rank < 2 else None
+    if group is None:
+        return
+    name = group.group_name
+    gather = torch.ops.fluxgen.all_gather_matmul.default
+    scatter = torch.ops.fluxgen.matmul_reduce_scatter.default
+
+    def t(*shape, grad=True):
+        return torch.randn(*shape, requires_grad=grad)
+
+    samples = [
+        (gather, (t(4, 6), [t(5, 6)], [], [False], name, 2, 0, False)),
+        (gather, (t(2, 4, 6), [t(5, 6), t(3, 6)], [t(3)], [False, True], name, 2, 1, True)),
+        (gather, (t(4, 3, 6, grad=False), [], [], [], name, 2, 0, True)),
+        (scatter, (t(4, 6), t(5, 6), None, name, 2, 0, "sum", "replicated")),
+        (scatter, (t(3, 4, 6), t(6, 5).t().detach(), t(5), name, 2, 1, "avg", "partial")),
+    ]
+    for op, args in samples:
+        results = torch.library.opcheck(op, args)
+        assert set(results.values()) == {"SUCCESS"}, results
+
+
+def test_opcheck(ranks):  # G13
+    ranks(_opcheck)
+
+
+def _compile(groups, rank, backend, dynamic):
+    group = groups["w4"]
+    w1, w2 = integers(1, 4, 6), integers(2, 6, 4)
+    bias = integers(3, 6)
+
+    def block(x, w1, w2, bias):
+        a, b = all_gather_matmul(x, [w1, w1], group=group, save_gathered=True)
+        return matmul_reduce_scatter(a.relu() * b, w2, bias, group=group)
+
+    compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=dynamic)
+    for lead in ((2,), (3,), (5,)) if dynamic else ((2,), (2, 3)):
+        outs = []
+        for run in (block, compiled):
+            leaves = [t.clone().requires_grad_() for t in (integers(rank, *lead, 6), w1, w2, bias)]
+            y = run(*leaves)
+            y.square().sum().backward()
+            outs.append([y.detach(), *(t.grad for t in leaves)])
+        for got, want in zip(*outs, strict=True):
+            same(got, want)
+
+
+@pytest.mark.parametrize(("backend", "dynamic"), [("eager", None), ("aot_eager", True)])
+def test_compiles_as_one_graph(ranks, backend, dynamic):
+    ranks(_compile, backend, dynamic)
+
+
+def _compile_checks(groups, rank):
+    group = groups["w4"]
+    compiled = torch.compile(
+        lambda x, w: matmul_reduce_scatter(x, w, group=group), backend="eager", fullgraph=False
+    )
+    return raised(lambda: compiled(torch.ones(10, 6), torch.ones(5, 6)))
+
+
+def test_a_compiled_call_is_refused_alike(ranks):
+    for _, text in ranks(_compile_checks):
+        assert "found 10" in text
+
+
+def _strict(groups, rank):
+    group = groups["w4"]
+    x, w = torch.ones(8, 6, requires_grad=True), torch.ones(5, 6)
+    with dispatch.explain() as seen:
+        y = all_gather_matmul(x, w, group=group)
+        y = all_gather_matmul(x, w, group=group)
+        y.sum().backward()
+    lines = str(seen).splitlines()
+    assert len(seen.decisions) == 3
+    assert lines == [
+        "ag_gemm/float32/m32-n5-k6-tp4: unfused: no CUDA GPU: the tensors are on cpu (2x)",
+        "gemm_rs/float32/m32-n6-k5-tp4: unfused: no CUDA GPU: the tensors are on cpu (1x)",
+    ]
+    assert dispatch.explain().decisions[-1] == seen.decisions[-1]
+    with dispatch.strict():
+        for call in (
+            lambda: all_gather_matmul(x, w, group=group),
+            lambda: matmul_reduce_scatter(x, w, group=group),
+        ):
+            kind, text = raised(call)
+            assert kind == "UnsupportedError"
+            assert "no CUDA GPU" in text
+        if rank == 0:
+            all_gather_matmul(x, w, group=groups["w1"])
+        assert all_gather_matmul(torch.ones(0, 6), w, group=group).shape == (0, 5)
+    matmul_reduce_scatter(x, w, group=group)
+
+
+def test_explain_and_strict(ranks):  # F19
+    ranks(_strict)
+
+
+def _agrees_once(groups, rank):
+    group = groups["w4"]
+    sent = []
+    real = fallback._gather_into
+
+    def counted(out, rows, group):
+        sent.append(out.numel())
+        return real(out, rows, group=group)
+
+    fallback._gather_into = counted
+    try:
+        for rows in (2, 3, 2):
+            all_gather_matmul(torch.ones(rows, 47), torch.ones(5, 47), group=group)
+    finally:
+        fallback._gather_into = real
+    return len(sent)
+
+
+def test_the_comparison_costs_one_call_only(ranks):
+    assert ranks(_agrees_once) == [4] * 4

@@ -1,0 +1,100 @@
+"""Every reason that a decision can give, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fluxgen.core.errors import UnsupportedError
+from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.topology import Topology, parse_gpu
+from fluxgen.db.lookup import default_lookup
+from fluxgen.db.result import found
+from fluxgen.runtime import dispatch
+from fluxgen.runtime.device import Device
+from fluxgen.runtime.dispatch import Cause, decide
+
+pytestmark = [pytest.mark.dist]
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def h100(monkeypatch):
+    gpu = parse_gpu("h100-sxm")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(dispatch, "devices", lambda: (Device("NVIDIA H100", gpu, "13.0"),))
+    dispatch._decide.cache_clear()
+    yield
+    dispatch._decide.cache_clear()
+
+
+def ask(m, n, k, *, dtype=torch.bfloat16, device=CUDA, tp=8, op=Op.AG_GEMM):
+    return decide(op, m, n, k, dtype=dtype, device=device, tp=tp)
+
+
+def test_reasons(h100):
+    assert ask(0, 8, 8).cause is Cause.NOTHING_TO_DO
+    assert ask(8, 8, 8, tp=1).cause is Cause.ONE_RANK
+    assert ask(8, 8, 8, device=torch.device("cpu")).cause is Cause.NO_GPU
+    decision = ask(8, 8, 8, dtype=torch.float32)
+    assert decision.cause is Cause.DTYPE
+    assert "float32" in decision.reason
+    assert ask(8, 8, 8, device=torch.device("cuda", 3)).cause is Cause.DEVICE
+    assert ask(8, 8, 8, tp=17).cause is Cause.DEVICE
+    decision = ask(4096, 1000, 1000)
+    assert decision.cause is Cause.NO_RECORD
+    assert "no record" in decision.reason
+
+
+def test_a_record_gives_its_reason(h100, monkeypatch):
+    topology = Topology.of("h100-sxm", "nvlink", 8)
+    problem = Problem(Signature.of("ag_gemm"), 4096, 3584, 4096, 8)
+    winner = default_lookup()(problem, topology)
+    assert winner.kernel is not None
+    decision = ask(4096, 3584, 4096)
+    assert decision.cause is Cause.NOT_BUILT
+    assert decision.path == "unfused"
+    assert "the fused path of the ops is not built yet" in decision.reason
+    assert winner.text in decision.reason
+
+    record = dataclasses.replace(
+        winner.record, kernel=None, run=None, time_us=winner.record.baseline_us
+    )
+    baseline = found(winner.key, problem, record, "a database")
+    monkeypatch.setattr(dispatch, "default_lookup", lambda: lambda problem, topology: baseline)
+    dispatch._decide.cache_clear()
+    decision = ask(4096, 3584, 4096)
+    assert decision.cause is Cause.BASELINE
+    assert decision.reason == f"record says baseline: {baseline.text}"
+    with dispatch.strict(), pytest.raises(UnsupportedError, match="record says baseline"):
+        ask(4096, 3584, 4096)
+
+
+def test_told_once_and_remembered(h100, caplog, monkeypatch):
+    monkeypatch.setattr(dispatch, "_told", set())
+    with caplog.at_level(logging.DEBUG, "fluxgen.runtime"), dispatch.explain() as seen:
+        for m in (8, 8, 16):
+            ask(m, 8, 8, dtype=torch.float32)
+        ask(0, 8, 8)
+    mine = [r for r in caplog.records if r.name == "fluxgen.runtime"]
+    assert [r.levelno for r in mine] == [logging.WARNING, logging.DEBUG, logging.DEBUG]
+    assert "float32" in mine[0].getMessage()
+    assert [d.cause for d in seen.decisions] == [Cause.DTYPE] * 3 + [Cause.NOTHING_TO_DO]
+    assert seen.decisions[0] is seen.decisions[1]
+    with pytest.raises(AttributeError):
+        seen.decisions[0].path = "fused"
+
+
+def test_an_explanation_of_nothing_says_so():
+    assert str(dispatch.Explanation()) == "no call of a fluxgen op yet"
+
+
+def test_importing_fluxgen_leaves_torch_out():
+    code = "import fluxgen, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

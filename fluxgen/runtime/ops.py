@@ -63,12 +63,13 @@ def all_gather_matmul(
         UsageError: (a ValueError) an argument does not fit; names it, with values.
         UnsupportedError: under ``dispatch.strict()``, with the reason.
     """
-    weights: list[Any] = list(w) if isinstance(w, (list, tuple)) else [w]
+    single = isinstance(w, torch.Tensor)
+    weights: list[Any] = [w] if single else _listed("w", w)
     biases: list[Any]
-    if isinstance(bias, (list, tuple)):
-        biases = list(bias)
+    if bias is None or isinstance(bias, torch.Tensor):
+        biases = [None] * len(weights) if bias is None else [bias]
     else:
-        biases = [bias] if len(weights) == 1 else [None] * len(weights) if bias is None else [bias]
+        biases = _listed("bias", bias)
     name, tp = group_of(group)
     _check_x(x)
     dim = _check_dim("gather_dim", gather_dim, x)
@@ -78,7 +79,6 @@ def all_gather_matmul(
         raise UsageError(
             f"bias: expected one, or None, for each of {len(weights)} weights; found {len(biases)}"
         )
-    single = not isinstance(w, (list, tuple))
     for index, (weight, b) in enumerate(zip(weights, biases, strict=True)):
         _check_weight("w" if single else f"w[{index}]", weight, x)
         _check_bias("bias" if single else f"bias[{index}]", b, weight)
@@ -181,7 +181,19 @@ def _resolve(name: str) -> dist.ProcessGroup:
         raise UsageError(f"group: no process group is named {name!r}: {error}") from error
 
 
+def _listed(name: str, given: Any) -> list[Any]:
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+        raise UsageError(f"{name}: expected a tensor or a list of tensors; found {given!r}")
+    return list(given)
+
+
+def _check_tensor(name: str, given: object) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise UsageError(f"{name}: expected a tensor; found {given!r}")
+
+
 def _check_x(x: torch.Tensor) -> None:
+    _check_tensor("x", x)
     if x.dim() < 2 or x.dtype not in _DTYPES:
         raise UsageError(
             f"x: expected (rows, ..., K) of {_names()}; found {tuple(x.shape)} of {x.dtype}"
@@ -200,6 +212,7 @@ def _check_dim(name: str, dim: int, x: torch.Tensor) -> int:
 
 
 def _check_weight(name: str, w: torch.Tensor, x: torch.Tensor) -> None:
+    _check_tensor(name, w)
     if w.dim() != 2 or w.shape[1] != x.shape[-1]:
         raise UsageError(
             f"{name}: expected (N, K) with K = {x.shape[-1]}, the last dim of x "
@@ -211,6 +224,7 @@ def _check_weight(name: str, w: torch.Tensor, x: torch.Tensor) -> None:
 def _check_bias(name: str, bias: torch.Tensor | None, w: torch.Tensor) -> None:
     if bias is None:
         return
+    _check_tensor(name, bias)
     if bias.dim() != 1 or bias.shape[0] != w.shape[0]:
         raise UsageError(
             f"{name}: expected ({w.shape[0]},), the N of its weight {tuple(w.shape)}; found "

@@ -44,6 +44,9 @@ def _errors(groups, rank):
         "reduce_op": (scatter(x, w, reduce_op="max"), ("reduce_op:", "sum", "'max'")),
         "bias_mode": (scatter(x, w, bias_mode="rank0"), ("bias_mode:", "partial", "'rank0'")),
         "group name": (gather(x, w, group="none such"), ("group:", "none such")),
+        "no tensor": (gather([1.0], w), ("x:", "[1.0]")),
+        "no w": (gather(x, None), ("w:", "None")),
+        "number": (scatter(x, w, 1.0), ("bias:", "1.0")),
         "no group": (gather(x, w, group=None), ("group:", "None")),
     }
     for name, ((kind, text), parts) in found.items():
@@ -189,6 +192,33 @@ def _strict(groups, rank):
 
 def test_explain_and_strict(ranks):  # F19
     ranks(_strict)
+
+
+def _contiguous(groups, rank):
+    group = groups["w4"]
+    kept = fallback._gather_into, fallback._reduce_into
+
+    def checked(real):
+        def call(out, rows, group):
+            assert out.is_contiguous()
+            assert rows.is_contiguous()
+            return real(out, rows, group=group)
+
+        return call
+
+    fallback._gather_into, fallback._reduce_into = map(checked, kept)
+    try:
+        x, w = torch.ones(6, 4).t().requires_grad_(), torch.ones(5, 6)
+        all_gather_matmul(x, w, group=group).sum().backward()
+        x, w = torch.ones(6, 4, 3).transpose(0, 2), torch.ones(6, 5).t()
+        all_gather_matmul(x, w, group=group, gather_dim=1)
+        matmul_reduce_scatter(x, w, group=group, scatter_dim=1)
+    finally:
+        fallback._gather_into, fallback._reduce_into = kept
+
+
+def test_collectives_get_contiguous_tensors(ranks):  # D03: NCCL reads strides wrong, gloo copes
+    ranks(_contiguous)
 
 
 def _agrees_once(groups, rank):

@@ -83,15 +83,10 @@ def all_gather_matmul(
         _check_weight("w" if single else f"w[{index}]", weight, x)
         _check_bias("bias" if single else f"bias[{index}]", b, weight)
     keep = save_gathered and torch.is_grad_enabled() and any(t.requires_grad for t in weights)
-    outs = torch.ops.fluxgen.all_gather_matmul(
-        x,
-        weights,
-        [b for b in biases if b is not None],
-        [b is not None for b in biases],
-        name,
-        tp,
-        dim,
-        return_gathered or keep,
+    given = [b for b in biases if b is not None]
+    direct = _needs_no_dispatcher([x, *weights, *given])
+    outs = (_gather_impl if direct else torch.ops.fluxgen.all_gather_matmul)(
+        x, weights, given, [b is not None for b in biases], name, tp, dim, return_gathered or keep
     )
     y = outs[0] if single else list(outs[: len(weights)])
     return (y, outs[-1]) if return_gathered else y
@@ -143,7 +138,10 @@ def matmul_reduce_scatter(
             f"x: expected a size of dim {dim} that the group's {tp} ranks divide; found {size} in "
             f"{tuple(x.shape)}. Pad it to {-(-size // tp) * tp} rows"
         )
-    return torch.ops.fluxgen.matmul_reduce_scatter(x, w, bias, name, tp, dim, reduce_op, bias_mode)
+    direct = _needs_no_dispatcher([x, w] if bias is None else [x, w, bias])
+    return (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
+        x, w, bias, name, tp, dim, reduce_op, bias_mode
+    )
 
 
 def group_of(group: Group) -> tuple[str, int]:
@@ -179,6 +177,24 @@ def _resolve(name: str) -> dist.ProcessGroup:
         return dist.distributed_c10d._resolve_process_group(name)
     except (RuntimeError, ValueError, LookupError) as error:
         raise UsageError(f"group: no process group is named {name!r}: {error}") from error
+
+
+def _needs_no_dispatcher(tensors: list[torch.Tensor]) -> bool:
+    """Whether a call is plain eager inference, where the custom op's dispatch only costs time.
+
+    It takes several times as long as a small matmul. Whoever wants to see the op (compilers,
+    tracers, modes, tensor subclasses, function transforms, autograd) still gets it.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return False
+    return (
+        all(type(t) is torch.Tensor or type(t) is torch.nn.Parameter for t in tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.jit.is_tracing()
+    )
 
 
 def _listed(name: str, given: Any) -> list[Any]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
-from fluxgen.runtime import dispatch, fallback
+from fluxgen.runtime import dispatch, fallback, ops
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
 from tests.dist.numbers import integers, raised, same
 
@@ -192,6 +195,44 @@ def _strict(groups, rank):
 
 def test_explain_and_strict(ranks):  # F19
     ranks(_strict)
+
+
+def _direct(groups, rank):
+    group = groups["w4"]
+    calls = []
+    kept = ops._gather_impl, ops._scatter_impl
+
+    def counted(real):
+        return lambda *args: calls.append(real) or real(*args)
+
+    ops._gather_impl, ops._scatter_impl = map(counted, kept)
+    try:
+        x, w, bias = integers(1, 8, 6), torch.nn.Parameter(integers(2, 5, 6)), integers(3, 5)
+
+        def run(x, w, bias):
+            y = all_gather_matmul(x, [w], [bias], group=group, return_gathered=True)
+            return y[0][0], y[1], matmul_reduce_scatter(x, w, bias, group=group)
+
+        with torch.no_grad():
+            plain = run(x, w, bias)
+        assert len(calls) == 2
+        for got, want in zip(run(x, w, bias), plain, strict=True):
+            same(got.detach(), want)
+        with torch.no_grad():
+            with FlopCounterMode(display=False):
+                run(x, w, bias)
+            with FakeTensorMode() as mode:
+                fakes = run(*map(mode.from_tensor, (x, w, bias)))
+            assert [t.shape for t in fakes] == [t.shape for t in plain]
+            make_fx(run)(x, w.detach(), bias)
+            torch.compile(run, backend="eager", fullgraph=True)(x, w, bias)
+        assert len(calls) == 2
+    finally:
+        ops._gather_impl, ops._scatter_impl = kept
+
+
+def test_plain_inference_skips_the_dispatcher_and_nothing_else_does(ranks):
+    ranks(_direct)
 
 
 def _contiguous(groups, rank):

@@ -5,7 +5,7 @@ Importing this package imports neither Torch, nor Optuna, nor Jinja2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fluxgen.db.result import LookupResult
@@ -13,6 +13,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "lookup"]
+
+_NEED_TORCH = {
+    "all_gather_matmul": "fluxgen.runtime.ops",
+    "matmul_reduce_scatter": "fluxgen.runtime.ops",
+    "explain": "fluxgen.runtime.dispatch",
+    "strict": "fluxgen.runtime.dispatch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The PyTorch side (docs/ops.md), imported when first asked for."""
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module 'fluxgen' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_NEED_TORCH[name]), name)
 
 
 def lookup(

@@ -16,7 +16,6 @@ import os
 import sys
 from typing import Any
 
-
 _ALIVE: list[object] = []
 """What must not be collected before the process ends."""
 

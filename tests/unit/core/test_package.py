@@ -1,0 +1,32 @@
+"""The package's front: light to import, PyTorch only when asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import fluxgen
+
+
+def test_the_pytorch_side_is_reached_by_name():
+    pytest.importorskip("torch")
+    from fluxgen.runtime import dispatch, ops
+
+    assert fluxgen.all_gather_matmul is ops.all_gather_matmul
+    assert fluxgen.matmul_reduce_scatter is ops.matmul_reduce_scatter
+    assert fluxgen.explain is dispatch.explain
+    assert fluxgen.strict is dispatch.strict
+    with pytest.raises(AttributeError, match="nothing_such"):
+        fluxgen.nothing_such
+
+
+def test_lookup_imports_neither_torch_nor_optuna():
+    code = (
+        "import sys, fluxgen\n"
+        "found = fluxgen.lookup('ag_gemm', 4096, 3584, 4096, tp=8, target='h100-sxm')\n"
+        "print(found.reason.value, [m for m in ('torch', 'optuna') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split(" ", 1)[1].strip() == "[]"

@@ -19,7 +19,7 @@ def test_the_pytorch_side_is_reached_by_name():
     assert fluxgen.explain is dispatch.explain
     assert fluxgen.strict is dispatch.strict
     with pytest.raises(AttributeError, match="nothing_such"):
-        fluxgen.nothing_such
+        _ = fluxgen.nothing_such
 
 
 def test_lookup_imports_neither_torch_nor_optuna():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -642,12 +643,18 @@ def main(arguments: list[str] | None = None) -> int:
     except FluxgenError as error:
         stderr.print(f"error: {escape(str(error))}", highlight=False, soft_wrap=True)
         return error.exit_code
-    except SystemExit as done:  # how typer ends, wrong usage (2) included
-        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except SystemExit as done:  # how typer ends, wrong usage (2) and Ctrl-C (130) included
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+        return _interrupted() if code == 128 + signal.SIGINT else code
     except KeyboardInterrupt:
-        stderr.print("interrupted; nothing half-done was kept", highlight=False)
-        return 1
+        return _interrupted()
     return 0
+
+
+def _interrupted() -> int:
+    text = "interrupted: what was finished is kept, nothing half-done is; run it again to go on"
+    stderr.print(text, highlight=False)
+    return 1
 
 
 def run() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,24 @@ def test_six_tuners_at_once_on_one_database(home):
         assert tuner.returncode == 0, err.decode()
     documents = [json.loads(out) for out, _ in outputs]
     assert {len(d["records"]) for d in documents} == {8}
+
+
+def test_ctrl_c_is_a_failure_with_one_line(home):
+    """Exit code 1, stdout empty, and what to do next."""
+    command = [sys.executable, "-m", "fluxgen", "tune", *SMALL[:4], "--target", "h200", "--json"]
+    tuner = subprocess.Popen(
+        [*command, "--trials", "200", "--evaluator", "predict"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    studies = home / "studies.sqlite3"
+    deadline = time.monotonic() + 60
+    while not studies.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    tuner.send_signal(signal.SIGINT)
+    out, err = tuner.communicate(timeout=60)
+    assert tuner.returncode == 1
+    assert "again to go on" in err
+    assert "Traceback" not in err
+    if out:
+        assert json.loads(out)["interrupted"]

@@ -62,6 +62,11 @@ stdout = Console(width=None if sys.stdout.isatty() else 160)
 stderr = Console(stderr=True)
 
 
+def _say(text: str) -> None:
+    """One line for people, beside whatever stdout holds."""
+    stderr.print(escape(text), highlight=False)
+
+
 def _emit(document: object) -> None:
     print(json.dumps(document, indent=2, sort_keys=True, allow_nan=False))
 
@@ -129,7 +134,7 @@ def shapes(
     counts = _integers("tokens", tokens) if tokens else ()
     found = summary(model, tp, counts, DType.parse(dtype), lm_head)
     for warning in found["warnings"]:
-        stderr.print(f"warning: {escape(warning)}", highlight=False)
+        _say(f"warning: {warning}")
     if as_json:
         _emit(found)
         return
@@ -180,7 +185,7 @@ def tune(
     found = counted_problems(model, tp, _integers("tokens", tokens), DType.parse(dtype), wanted)
     _require_kernels(topology.gpu, dtype)
     for message in found.messages:
-        stderr.print(f"note: {escape(message)}", highlight=False)
+        _say(f"note: {message}")
     path = db or Settings.load().db
     database = Database(path)
     with _progress(f"tuning on {topology.key}") as (bar, task):
@@ -205,12 +210,11 @@ def tune(
             sink=database.put,
         )
     for problem, reason in (*result.dropped, *result.failed):
-        stderr.print(f"note: {problem.key}: {escape(reason)}", highlight=False)
+        _say(f"note: {problem.key}: {reason}")
     if result.interrupted or result.unfinished:
-        stderr.print(
+        _say(
             f"{len(result.unfinished)} of {len(found.problems)} problems are unfinished; all "
-            "finished trials are kept. Run the same command again to go on.",
-            highlight=False,
+            "finished trials are kept. Run the same command again to go on."
         )
     if as_json:
         _emit(
@@ -279,7 +283,7 @@ def build(
         if as_json:
             _emit({"directory": str(directory), "differences": differences})
         for line in differences:
-            stderr.print(escape(line), highlight=False)
+            _say(line)
         if differences:
             raise FluxgenError(f"{directory}: run `fluxgen build` and commit what it writes")
         if not as_json:
@@ -296,10 +300,9 @@ def build(
         wanted = _tuned_entries(model, topology, tokens, ops, dtype, db)
         entries = entries | wanted
     if not wanted:
-        stderr.print(
+        _say(
             "nothing to build: no tuned kernel in the manifest or for this model; "
-            "run `fluxgen tune` first, then `fluxgen build --model ...`",
-            highlight=False,
+            "run `fluxgen tune` first, then `fluxgen build --model ...`"
         )
     rendered = render_all(wanted)
     names = list(rendered)
@@ -333,7 +336,7 @@ def build(
             def show(result: Any, done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total, note=f"{result.source.name}"[:48])
 
-            results = build_all(sources, tools, store, jobs, show, report=_report)
+            results = build_all(sources, tools, store, jobs, show, report=_say)
     failed = [result for result in results if result.status == "failed"]
     table: list[list[object]] = [
         [
@@ -366,7 +369,7 @@ def build(
     else:
         print_table(stdout, "kernels", ("kernel", "status", "registers", "seconds"), table)
     for result in failed:
-        stderr.print(f"failed: {escape(result.error)}", highlight=False)
+        _say(f"failed: {result.error}")
     if failed:
         raise typer.Exit(1)
 
@@ -384,7 +387,7 @@ def _prebuilt(sources: list[Any], store: Any) -> tuple[list[Any], Any]:
         found = [store.find(source) for source in sources]
         if None in found:
             raise
-        stderr.print(f"note: nothing to compile; {escape(str(error))}", highlight=False)
+        _say(f"note: nothing to compile; {error}")
         pairs = zip(sources, found, strict=True)
         return [Result(source, "cached", artifact) for source, artifact in pairs], None
 
@@ -394,10 +397,6 @@ def _sources_directory(writes: bool) -> Path:
     shipped = data_dir("generated")
     installed = shipped.parent.name == "_data"
     return Settings.load().home / "generated" if installed and writes else shipped
-
-
-def _report(text: str) -> None:
-    stderr.print(escape(text), highlight=False)
 
 
 def _tuned_entries(
@@ -425,7 +424,7 @@ def _tuned_entries(
             f"--link {topology.link.value}` first"
         )
     if misses:
-        stderr.print(f"note: {misses} problems are not tuned and stay unfused", highlight=False)
+        _say(f"note: {misses} problems are not tuned and stay unfused")
     if len(entries) > MAX_KERNELS:
         raise UsageError(
             f"build: {len(entries)} distinct kernels for one model, at most {MAX_KERNELS} are "
@@ -513,11 +512,10 @@ def db_list(db: Db = None, as_json: Json = False) -> None:
         key = (record.topology, p.op.value, p.signature.dtype.value, p.n, p.k)
         families.setdefault(key, []).append(p.m)
     rows = [[*key, len(sizes), f"{min(sizes)}..{max(sizes)}"] for key, sizes in families.items()]
-    if as_json:
-        names = ("topology", "op", "dtype", "n", "k", "records", "m")
-        _emit([dict(zip(names, row, strict=True)) for row in rows])
-        return
     columns = ("topology", "op", "dtype", "n", "k", "records", "m")
+    if as_json:
+        _emit([dict(zip(columns, row, strict=True)) for row in rows])
+        return
     print_table(stdout, str(db or Settings.load().db), columns, rows)
 
 
@@ -653,7 +651,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _interrupted() -> int:
     text = "interrupted: what was finished is kept, nothing half-done is; run it again to go on"
-    stderr.print(text, highlight=False)
+    _say(text)
     return 1
 
 

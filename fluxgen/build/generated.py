@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fluxgen.codegen.render import Rendered, render_kernel, render_support
+from fluxgen.codegen.render import Rendered, kernel_name, render_kernel, render_support
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import BuildError, FluxgenError, StoreError
@@ -94,19 +94,19 @@ def _entry(item: dict[str, Any]) -> Entry:
 
 def render_all(entries: Iterable[Entry], templates: Path | None = None) -> dict[str, Rendered]:
     """Every entry's source by name, and one support source per architecture."""
-    found = {}
-    for entry in sorted(set(entries)):
-        rendered = entry.render(templates)
-        found[rendered.name] = rendered
-        support = render_support(entry.arch, templates)
-        found[support.name] = support
-    return found
+    unique = sorted(set(entries))
+    supports = [render_support(arch, templates) for arch in sorted({e.arch for e in unique})]
+    return {r.name: r for r in (*(e.render(templates) for e in unique), *supports)}
 
 
-def _manifest_text(entries: Iterable[Entry], templates: Path | None) -> str:
-    kernels = [entry.to_dict(entry.render(templates)) for entry in sorted(set(entries))]
-    kernels.sort(key=lambda item: str(item["name"]))
-    return json.dumps({"version": _VERSION, "kernels": kernels}, indent=1, sort_keys=True) + "\n"
+def _files(entries: Iterable[Entry], templates: Path | None) -> dict[str, str]:
+    """Everything a directory of sources holds, by file name; the manifest comes last."""
+    by_name = {kernel_name(e.signature, e.arch, e.kernel): e for e in entries}
+    rendered = render_all(by_name.values(), templates)
+    kernels = [by_name[name].to_dict(rendered[name]) for name in sorted(by_name)]
+    manifest = {"version": _VERSION, "kernels": kernels}
+    texts = {f"{name}.cu": source.text for name, source in sorted(rendered.items())}
+    return {**texts, MANIFEST: json.dumps(manifest, indent=1, sort_keys=True) + "\n"}
 
 
 def write_sources(
@@ -119,15 +119,14 @@ def write_sources(
     Raises:
         StoreError: the directory cannot be written (read-only install, full disk).
     """
-    wanted = {f"{name}.cu": r.text for name, r in render_all(entries, templates).items()}
-    wanted[MANIFEST] = _manifest_text(entries, templates)
+    wanted = _files(entries, templates)
     changed = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name in sorted(wanted, key=lambda n: (n == MANIFEST, n)):
+        for name, text in wanted.items():
             path = directory / name
-            if not path.is_file() or path.read_text(encoding="utf-8") != wanted[name]:
-                _write(path, wanted[name])
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                _write(path, text)
                 changed.append(name)
         for path in sorted(directory.glob("*.cu")):
             if path.name not in wanted:
@@ -158,9 +157,7 @@ def _write(path: Path, text: str) -> None:
 def check_sources(directory: Path, templates: Path | None = None) -> list[str]:
     """What differs between ``directory`` and what the templates give; empty when nothing does."""
     entries = read_manifest(directory)
-    wanted = {f"{name}.cu": r.text for name, r in render_all(entries, templates).items()}
-    if entries:
-        wanted[MANIFEST] = _manifest_text(entries, templates)
+    wanted = _files(entries, templates) if entries else {}
     problems = []
     for name, text in sorted(wanted.items()):
         path = directory / name

@@ -93,8 +93,6 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
             f"accumulators take {accumulator_registers(kernel)} of a thread's 240 registers: "
             "over 208 spills"
         )
-    if kernel.cluster_n == 2 and kernel.tile_m == 64 and kernel.schedule is Schedule.COOPERATIVE:
-        return "a 64-row tile cannot be multicast by two warpgroups"
     if kernel.stages and not MIN_STAGES <= kernel.stages <= MAX_STAGES:
         return f"stages {kernel.stages} is outside {MIN_STAGES}..{MAX_STAGES}"
     fits = stage_count(

@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import exp
 
 from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.core.problem import ceil_div
 from fluxgen.core.topology import Gpu
 from fluxgen.predict import constants as c
 
@@ -52,10 +53,10 @@ class Grid:
         starts = [0]
         for slabs in groups:
             # Only the last cluster row of a group is padded: a cluster may span two slabs.
-            starts.append(starts[-1] + -(-slabs * rows // cluster_m))
+            starts.append(starts[-1] + ceil_div(slabs * rows, cluster_m))
         self.starts = tuple(starts)
         self.total = starts[-1] * columns
-        self.waves = -(-self.total // slots)
+        self.waves = ceil_div(self.total, slots)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class GemmTime:
             position: index in the walk. done: share of that cluster's own work already done.
         """
         left = self.grid.total - position
-        compute = self.wave_us * (-(-left // self.grid.slots) - done)
+        compute = self.wave_us * (ceil_div(left, self.grid.slots) - done)
         memory = (self.time_us - self.once_us) * (left / self.grid.total - done / self.grid.waves)
         return max(compute, memory) + self.once_us
 
@@ -89,8 +90,8 @@ def make_grid(rows: int, n: int, groups: Sequence[int], kernel: KernelConfig, sm
     ctas = kernel.cluster_m * kernel.cluster_n
     usable = sms if ctas < 4 else max(ctas, sms * c.CLUSTER4_SMS)
     return Grid(
-        rows=-(-rows // kernel.tile_m),
-        columns=-(-n // (kernel.tile_n * kernel.cluster_n)),
+        rows=ceil_div(rows, kernel.tile_m),
+        columns=ceil_div(n, kernel.tile_n * kernel.cluster_n),
         groups=groups,
         cluster_m=kernel.cluster_m,
         slots=max(1, int(usable // ctas)),
@@ -194,7 +195,7 @@ def gemm_time(
     """
     sms = min(sms or gpu.sm_count, gpu.sm_count)
     grid = make_grid(rows, n, groups or (slabs,), kernel, sms)
-    steps = -(-k // kernel.tile_k) * kernel.tile_k
+    steps = ceil_div(k, kernel.tile_k) * kernel.tile_k
     flops = 2.0 * kernel.tile_m * kernel.tile_n * steps
     ideal = flops / (gpu.tflops * 1e6 / gpu.sm_count)  # microseconds at the datasheet rate
     loads = ideal * tile_loads(kernel)
@@ -224,7 +225,7 @@ def library_gemm_us(m: int, n: int, k: int, gpu: Gpu, element: int = 2) -> float
     best = float("inf")
     for kernel in _LIBRARY_TILES:
         for split in (1, 2, 4, 8):
-            depth = -(-k // split)
+            depth = ceil_div(k, split)
             if split > 1 and depth < 4 * kernel.tile_k:
                 break
             # A split is a slab of its own in time: the same output tile over a part of K.

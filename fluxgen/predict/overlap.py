@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict.gemm import GemmTime, Grid, gemm_time, library_gemm_us
@@ -165,7 +165,7 @@ def _scatter_timeline(
         width = min(run.panel or grid.columns, grid.columns)
         last_panel = grid.columns - (grid.columns - 1) // width * width
         remote -= grid.rows // grid.cluster_m * last_panel
-    waves = -(-remote // grid.slots)
+    waves = ceil_div(remote, grid.slots)
     burst = comm * (1 - (waves - 1) * grid.slots / remote)
     body = gemm.time_us - gemm.once_us
     sent = topology.latency_us + max(

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op
+from fluxgen.core.problem import Op, ceil_div
 from fluxgen.runtime import autograd, dispatch, fallback
 
 __all__ = ["Group", "all_gather_matmul", "group_of", "matmul_reduce_scatter", "member_of"]
@@ -136,7 +136,7 @@ def matmul_reduce_scatter(
         size = x.shape[dim]
         raise UsageError(
             f"x: expected a size of dim {dim} that the group's {tp} ranks divide; found {size} in "
-            f"{tuple(x.shape)}. Pad it to {-(-size // tp) * tp} rows"
+            f"{tuple(x.shape)}. Pad it to {ceil_div(size, tp) * tp} rows"
         )
     direct = _needs_no_dispatcher([x, w] if bias is None else [x, w, bias])
     return (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(

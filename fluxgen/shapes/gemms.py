@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxgen.core.errors import ModelConfigError
-from fluxgen.core.problem import MAX_DIM, Op
+from fluxgen.core.problem import MAX_DIM, Op, ceil_div
 from fluxgen.shapes.architecture import ModelDims, model_dims
 from fluxgen.shapes.attention import Attention
 from fluxgen.shapes.mlp import Mlp
@@ -240,7 +240,7 @@ def _lm_head(dims: ModelDims, tp: int) -> LayerGemm:
     if not dims.vocab:
         raise ModelConfigError(f"{dims.where}: key vocab_size is missing; lm_head needs it")
     unit = 64 * tp
-    padded = -(-dims.vocab // unit) * unit
+    padded = ceil_div(dims.vocab, unit) * unit
     note = "" if padded == dims.vocab else f"vocabulary {dims.vocab} padded to {padded} (64 * tp)"
     n = padded // tp
     return LayerGemm("lm_head", Op.AG_GEMM, n, dims.hidden, 1, (n,), note=note)

@@ -9,6 +9,7 @@ namespace {
 struct Config {
   static constexpr int kOp = FLUXGEN_AG_GEMM;
   using Element = cutlass::bfloat16_t;
+  static constexpr bool kBTransposed = false;
   static constexpr int kTileM = 128, kTileN = 160, kTileK = 64;
   static constexpr int kClusterM = 2, kClusterN = 1;
   static constexpr bool kCooperative = false;

@@ -40,7 +40,8 @@ class Rendered:
 
 def kernel_name(signature: Signature, arch: str, kernel: KernelConfig) -> str:
     """The id of a compiled kernel: everything that is compiled in, nothing else."""
-    return f"{signature.op.value}_{signature.dtype.value}_{arch}_{kernel.name}"
+    layout = "" if signature.b_layout == "nk" else f"_{signature.b_layout}"
+    return f"{signature.op.value}_{signature.dtype.value}{layout}_{arch}_{kernel.name}"
 
 
 @lru_cache(maxsize=8)
@@ -86,6 +87,7 @@ def render_kernel(
             "name": name,
             "op": _OPS[signature.op],
             "element": signature.dtype.cutlass,
+            "b_transposed": "true" if signature.b_layout == "kn" else "false",
             "tile_m": kernel.tile_m,
             "tile_n": kernel.tile_n,
             "tile_k": kernel.tile_k,
@@ -101,6 +103,6 @@ def render_kernel(
 
 
 def render_support(arch: str, root: Path | None = None) -> Rendered:
-    """The source of the support kernels (begin, wait, reduce), one library per architecture."""
+    """The source of the support kernels (begin, pull, reduce), one library per architecture."""
     name = f"support_{arch}"
     return Rendered(name, render_template("support.cu.j2", {"name": name}, root), arch)

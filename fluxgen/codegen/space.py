@@ -68,8 +68,6 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
             f"{gpu.name} is {gpu.arch}: kernels are generated for sm90 (Hopper) only; Ampere "
             "kernels come in a later release, use the unfused path"
         )
-    if signature.b_layout != "nk":
-        return f"B layout {signature.b_layout!r}: kernels take row-major (n, k); transpose B"
     if signature.epilogue != "none":
         return f"epilogue {signature.epilogue!r}: kernels have no fused epilogue yet"
     if signature.dtype is not signature.out_dtype:
@@ -181,14 +179,21 @@ def why_illegal(
             return f"{run.chunks} k chunks of at least {K_CHUNK_UNIT} do not fit k={problem.k}"
     elif run.chunks > 1 and ceil_div(rows, kernel.tile_m) < run.chunks:
         return f"{run.chunks} row chunks of {kernel.tile_m} rows do not fit m/tp = {rows}"
-    if problem.op is Op.AG_GEMM and run.transport is not Transport.COPY_ENGINE_PULL:
-        return f"transport {run.transport.value} does not carry ag_gemm; use copy_engine_pull"
+    if problem.op is Op.AG_GEMM and run.transport not in AG_TRANSPORTS:
+        valid = " or ".join(transport.value for transport in AG_TRANSPORTS)
+        return f"transport {run.transport.value} does not carry ag_gemm; use {valid}"
+    if run.transport is Transport.SM_COPY and run.chunks > 1:
+        return "chunks: the SM copy fills whole slabs before the GEMM starts; use 1"
     if problem.op is Op.GEMM_RS and run.transport is not Transport.PEER_STORE:
         return f"transport {run.transport.value} does not carry gemm_rs yet; use peer_store"
     cluster = kernel.cluster_m * kernel.cluster_n
     if run.sms and not cluster <= run.sms <= topology.gpu.sm_count:
         return f"sms {run.sms} is outside {cluster}..{topology.gpu.sm_count}"
     return None
+
+
+AG_TRANSPORTS = (Transport.COPY_ENGINE_PULL, Transport.SM_COPY)
+"""What carries ag_gemm over NVLink."""
 
 
 def default_transport(op: Op, link: LinkKind) -> Transport:

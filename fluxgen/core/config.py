@@ -21,6 +21,8 @@ class Transport(str, enum.Enum):
 
     COPY_ENGINE_PULL = "copy_engine_pull"
     """ag_gemm: a copy engine pulls each peer's slab, chunk by chunk, then raises its flag."""
+    SM_COPY = "sm_copy"
+    """ag_gemm of few tokens: one kernel pulls all slabs before the GEMM starts."""
     PEER_STORE = "peer_store"
     """gemm_rs: the epilogue's TMA stores go straight into the peer's inbox."""
     COPY_ENGINE_DRAIN = "copy_engine_drain"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes as ct
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_WORLD = 16
 MAX_CHUNKS = 16
 
 EPOCH_OFFSET = 0
 ABORTED_OFFSET = 4
 READY_OFFSET = 256
+PULLED_OFFSET = 384
 ARRIVED_OFFSET = 512
 GATHERED_OFFSET = 1536
 COUNTERS_OFFSET = 2560
@@ -23,6 +24,7 @@ DATA_OFFSET = 4096
 OPS = {"ag_gemm": 0, "gemm_rs": 1}
 OP_NAMES = {0: "ag_gemm", 1: "gemm_rs", 2: "gemm_rs (reduction)", 3: "ag_gemm (transport)"}
 DTYPES = {"bf16": 0, "fp16": 1}
+B_LAYOUTS = {"nk": 0, "kn": 1}
 CHUNK_AXES = {"m": 0, "k": 1}
 
 
@@ -51,6 +53,7 @@ class Group(ct.Structure):
     _fields_ = [
         ("world", ct.c_int32),
         ("rank", ct.c_int32),
+        ("stage_bytes", ct.c_int64),
         ("half_bytes", ct.c_int64),
         ("peers", ct.c_void_p * MAX_WORLD),
         ("timeout_ns", ct.c_uint64),
@@ -97,8 +100,11 @@ class ReduceArgs(_Struct):
         ("chunk_rows", ct.c_int64),
         ("d", ct.c_void_p),
         ("d_row_stride", ct.c_int64),
+        ("bias", ct.c_void_p),
+        ("scale", ct.c_float),
         ("dtype", ct.c_int32),
         ("blocks", ct.c_int32),
+        ("reserved", ct.c_uint32),
     ]
 
 
@@ -112,19 +118,24 @@ class BeginArgs(_Struct):
         ("rows", ct.c_int64),
         ("row_bytes", ct.c_int64),
         ("row_stride_bytes", ct.c_int64),
+        ("gathered", ct.c_void_p),
         ("blocks", ct.c_int32),
-        ("reserved", ct.c_uint32),
+        ("pull", ct.c_int32),
     ]
 
 
-class WaitArgs(_Struct):
-    """``fluxgen_wait_args``."""
+class PullArgs(_Struct):
+    """``fluxgen_pull_args``."""
 
     _fields_ = [
         *_VERSION,
         ("group", Group),
-        ("peer", ct.c_int32),
-        ("reserved", ct.c_int32),
+        ("gathered", ct.c_void_p),
+        ("rows", ct.c_int64),
+        ("row_bytes", ct.c_int64),
+        ("chunk_size", ct.c_int64),
+        ("chunk_axis", ct.c_int32),
+        ("reserved", ct.c_uint32),
     ]
 
 
@@ -143,6 +154,8 @@ class KernelInfo(_Struct):
         ("cooperative", ct.c_int32),
         ("stages", ct.c_int32),
         ("smem_bytes", ct.c_int32),
+        ("b_transposed", ct.c_int32),
+        ("reserved", ct.c_uint32),
     ]
 
 
@@ -152,6 +165,6 @@ STRUCTS: dict[str, type[ct.Structure]] = {
     "fluxgen_gemm_args": GemmArgs,
     "fluxgen_reduce_args": ReduceArgs,
     "fluxgen_begin_args": BeginArgs,
-    "fluxgen_wait_args": WaitArgs,
+    "fluxgen_pull_args": PullArgs,
     "fluxgen_kernel_info": KernelInfo,
 }

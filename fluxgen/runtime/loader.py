@@ -7,6 +7,7 @@ No Torch here: pointers are integers, streams are integers. Every non-zero statu
 from __future__ import annotations
 
 import ctypes as ct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,16 @@ from fluxgen.core.problem import Signature
 from fluxgen.runtime import abi
 
 _MESSAGE_BYTES = 512
+_MESSAGE_SIZE = ct.c_int64(_MESSAGE_BYTES)
+_local = threading.local()
+
+
+def _message() -> Any:
+    """This thread's buffer for a library's error text."""
+    buffer = getattr(_local, "buffer", None)
+    if buffer is None:
+        buffer = _local.buffer = ct.create_string_buffer(_MESSAGE_BYTES)
+    return buffer
 
 
 class _Library:
@@ -39,9 +50,9 @@ class _Library:
         symbol.restype = ct.c_int
         return symbol
 
-    def _call(self, symbol: Any, args: ct.Structure, stream: int) -> None:
-        message = ct.create_string_buffer(_MESSAGE_BYTES)
-        status = symbol(ct.byref(args), ct.c_void_p(stream), message, ct.c_int64(_MESSAGE_BYTES))
+    def _call(self, symbol: Any, *args: Any) -> None:
+        message = _message()
+        status = symbol(*args, message, _MESSAGE_SIZE)
         if status:
             raise KernelError(message.value.decode("utf-8", "replace"), status)
 
@@ -71,6 +82,7 @@ class FusedKernel(_Library):
         found = (
             self.info.op,
             self.info.dtype,
+            self.info.b_transposed,
             self.info.tile_m,
             self.info.tile_n,
             self.info.tile_k,
@@ -81,6 +93,7 @@ class FusedKernel(_Library):
         expected = (
             abi.OPS[signature.op.value],
             abi.DTYPES[signature.dtype.value],
+            abi.B_LAYOUTS[signature.b_layout],
             kernel.tile_m,
             kernel.tile_n,
             kernel.tile_k,
@@ -95,18 +108,15 @@ class FusedKernel(_Library):
 
     def check(self, args: abi.GemmArgs) -> None:
         """Raise KernelError if the kernel cannot take ``args``. Needs no GPU."""
-        message = ct.create_string_buffer(_MESSAGE_BYTES)
-        status = self._check(ct.byref(args), message, ct.c_int64(_MESSAGE_BYTES))
-        if status:
-            raise KernelError(message.value.decode("utf-8", "replace"), status)
+        self._call(self._check, ct.byref(args))
 
     def launch(self, args: abi.GemmArgs, stream: int) -> None:
         """Queue the kernel on ``stream`` (a ``cudaStream_t`` as an integer)."""
-        self._call(self._launch, args, stream)
+        self._call(self._launch, ct.byref(args), ct.c_void_p(stream))
 
 
 class SupportKernels(_Library):
-    """The support library: begin and wait (ag_gemm), reduce (gemm_rs).
+    """The support library: begin and pull (ag_gemm), reduce (gemm_rs), order of streams.
 
     Raises:
         KernelError: not loadable or of another ABI.
@@ -121,17 +131,24 @@ class SupportKernels(_Library):
                 "run `fluxgen build` again"
             )
         self._begin = self._symbol("fluxgen_begin")
-        self._wait = self._symbol("fluxgen_wait")
+        self._pull = self._symbol("fluxgen_pull")
+        self._order = self._symbol("fluxgen_order")
         self._reduce = self._symbol("fluxgen_reduce")
 
     def begin(self, args: abi.BeginArgs, stream: int) -> None:
-        """Queue the start of an ag_gemm."""
-        self._call(self._begin, args, stream)
+        """Queue the start of an ag_gemm; with ``args.pull``, its whole transport."""
+        self._call(self._begin, ct.byref(args), ct.c_void_p(stream))
 
-    def wait(self, args: abi.WaitArgs, stream: int) -> None:
-        """Queue a transport's wait for one peer."""
-        self._call(self._wait, args, stream)
+    def pull(self, args: abi.PullArgs, stream: int, copy: int, forked: int) -> None:
+        """Queue the copies of an ag_gemm on stream ``copy``, behind what is on ``stream``."""
+        self._call(
+            self._pull, ct.byref(args), ct.c_void_p(stream), ct.c_void_p(copy), ct.c_void_p(forked)
+        )
+
+    def order(self, before: int, after: int, event: int) -> None:
+        """What comes on stream ``after`` waits for what is on stream ``before``."""
+        self._call(self._order, ct.c_void_p(before), ct.c_void_p(after), ct.c_void_p(event))
 
     def reduce(self, args: abi.ReduceArgs, stream: int) -> None:
         """Queue the reduction that ends a gemm_rs."""
-        self._call(self._reduce, args, stream)
+        self._call(self._reduce, ct.byref(args), ct.c_void_p(stream))

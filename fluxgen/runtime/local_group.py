@@ -15,18 +15,13 @@ from typing import Any
 
 import torch
 
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import CommTimeout
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi
+from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.workspace import (
-    chunk_bounds,
-    chunk_size,
-    gathered_offset,
-    slab_offset,
-    workspace_bytes,
-)
+from fluxgen.runtime.workspace import chunk_size, half_bytes, stage_bytes, workspace_bytes
 
 FREE_SMS = 4
 """SMs left to the copies and to the transports' waits."""
@@ -36,31 +31,46 @@ class LocalGroup:
     """``world`` ranks of one group on the current device.
 
     Args:
-        world: ranks. half: bytes of one data half of each workspace. support: support kernels.
-        timeout_s: deadline of device-side waits.
+        world: ranks. support: support kernels. stage, half: bytes of the stage and of one half of
+            the inbox of each workspace. timeout_s: deadline of device-side waits.
     """
 
     def __init__(
-        self, world: int, half: int, support: SupportKernels, timeout_s: float = 10.0
+        self,
+        world: int,
+        support: SupportKernels,
+        stage: int = 0,
+        half: int = 0,
+        timeout_s: float = 10.0,
     ) -> None:
-        self.world, self.half, self.support = world, half, support
-        self.epoch = 0
+        self.world, self.stage, self.half, self.support = world, stage, half, support
         device = torch.device("cuda", torch.cuda.current_device())
         self.total_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.share = max(1, (self.total_sms - FREE_SMS) // world)
         self.workspaces = [
-            torch.zeros(workspace_bytes(half), dtype=torch.uint8, device=device)
+            torch.zeros(workspace_bytes(stage, half), dtype=torch.uint8, device=device)
             for _ in range(world)
         ]
         self.reports = [torch.zeros(8, dtype=torch.int32, pin_memory=True) for _ in range(world)]
         self.streams = [torch.cuda.Stream(device) for _ in range(world)]
         self.copies = [torch.cuda.Stream(device) for _ in range(world)]
+        self.events = [torch.cuda.Event() for _ in range(world)]
+        for event in self.events:
+            event.record()  # Torch creates the CUDA event here
         self.groups = [self._group(rank, timeout_s) for rank in range(world)]
         # No stream may write a flag before every workspace is zero.
         torch.cuda.synchronize(device)
 
+    @classmethod
+    def for_problems(
+        cls, support: SupportKernels, *problems: Problem, timeout_s: float = 10.0
+    ) -> LocalGroup:
+        """A group large enough for each of ``problems``, which have one tp."""
+        stage, half = max(map(stage_bytes, problems)), max(map(half_bytes, problems))
+        return cls(problems[0].tp, support, stage, half, timeout_s)
+
     def _group(self, rank: int, timeout_s: float) -> abi.Group:
-        group = abi.Group(world=self.world, rank=rank, half_bytes=self.half)
+        group = abi.Group(world=self.world, rank=rank, stage_bytes=self.stage, half_bytes=self.half)
         for peer, workspace in enumerate(self.workspaces):
             group.peers[peer] = workspace.data_ptr()
         group.timeout_ns = int(timeout_s * 1e9)
@@ -70,23 +80,9 @@ class LocalGroup:
     def _gemm_args(
         self, rank: int, problem: Problem, kernel: KernelConfig, run: RunConfig
     ) -> abi.GemmArgs:
-        args = abi.GemmArgs(group=self.groups[rank])
-        args.rows, args.n, args.k = problem.m_local, problem.n, problem.k
-        args.chunk_axis = abi.CHUNK_AXES[run.chunk_axis.value]
-        args.chunk_size = chunk_size(problem, kernel, run)
-        args.group_count = len(run.groups)
-        for i, size in enumerate(run.groups):
-            args.groups[i] = size
-        args.panel, args.span = run.panel, run.span
+        args = gemm_args(self.groups[rank], problem, kernel, run)
         args.sms = min(run.sms or self.share, self.share)
         return args
-
-    def _slab(self, rank: int, source: int, problem: Problem) -> torch.Tensor:
-        """The slab of ``source`` in ``rank``'s half of the current epoch, (rows, k)."""
-        rows, k = problem.m_local, problem.k
-        dtype = getattr(torch, problem.signature.dtype.torch_name)
-        begin = slab_offset(self.half, self.epoch, source, rows * k * 2)
-        return self.workspaces[rank][begin : begin + rows * k * 2].view(dtype).view(rows, k)
 
     def ag_gemm(
         self,
@@ -98,59 +94,51 @@ class LocalGroup:
         d: Sequence[torch.Tensor],
         delay: Callable[[int], None] | None = None,
     ) -> None:
-        """Queue one ag_gemm on every rank: x[r] (m/tp, k), b[r] (n, k) -> d[r] (m, n).
+        """Queue one ag_gemm on every rank: x[r] (m/tp, k), b[r] (n, k), or the
+        transpose of a (k, n), -> d[r] (m, n).
 
         ``delay(rank)`` may queue work on the current stream before that rank starts.
         """
-        self.epoch += 1
+        dtype = getattr(torch, problem.signature.dtype.torch_name)
+        row_bytes = problem.k * dtype.itemsize
+        pulls = run.transport is Transport.COPY_ENGINE_PULL
+        gathered = []
         for rank in range(self.world):
             with torch.cuda.stream(self.streams[rank]):
                 if delay is not None:
                     delay(rank)
+                whole = torch.full((problem.m, problem.k), float("nan"), dtype=dtype, device="cuda")
+                gathered.append(whole)
                 self.support.begin(
                     abi.BeginArgs(
                         group=self.groups[rank],
                         x=x[rank].data_ptr(),
                         rows=problem.m_local,
-                        row_bytes=problem.k * 2,
-                        row_stride_bytes=x[rank].stride(0) * 2,
+                        row_bytes=row_bytes,
+                        row_stride_bytes=x[rank].stride(0) * dtype.itemsize,
+                        gathered=whole.data_ptr(),
                         blocks=self.share,
+                        pull=not pulls,
                     ),
                     self.streams[rank].cuda_stream,
                 )
-            self.copies[rank].wait_stream(self.streams[rank])
         for rank in range(self.world):
-            self._pull(rank, problem, kernel.kernel, run)
+            if pulls:
+                self.support.pull(
+                    pull_args(
+                        self.groups[rank], gathered[rank].data_ptr(), problem, kernel.kernel, run
+                    ),
+                    self.streams[rank].cuda_stream,
+                    self.copies[rank].cuda_stream,
+                    self.events[rank].cuda_event,
+                )
         for rank in range(self.world):
             args = self._gemm_args(rank, problem, kernel.kernel, run)
-            args.b, args.b_row_stride = b[rank].data_ptr(), b[rank].stride(0)
+            args.a, args.a_row_stride = gathered[rank].data_ptr(), problem.k
+            args.b, args.b_row_stride = b[rank].data_ptr(), row_stride(b[rank])
             args.d, args.d_row_stride = d[rank].data_ptr(), d[rank].stride(0)
             kernel.launch(args, self.streams[rank].cuda_stream)
             self.streams[rank].wait_stream(self.copies[rank])
-
-    def _pull(self, rank: int, problem: Problem, kernel: KernelConfig, run: RunConfig) -> None:
-        """Queue the pull of every peer's slab, chunk by chunk, each followed by its flag."""
-        along_k = run.chunk_axis is ChunkAxis.K
-        extent = problem.k if along_k else problem.m_local
-        bounds = chunk_bounds(extent, chunk_size(problem, kernel, run))
-        words = self.workspaces[rank][: abi.DATA_OFFSET].view(torch.int32)
-        epoch = words[abi.EPOCH_OFFSET // 4 : abi.EPOCH_OFFSET // 4 + 1]
-        with torch.cuda.stream(self.copies[rank]):
-            stream = self.copies[rank].cuda_stream
-            for step in range(1, self.world):
-                peer = (rank + step) % self.world
-                self.support.wait(abi.WaitArgs(group=self.groups[rank], peer=peer), stream)
-                source, target = (
-                    self._slab(peer, peer, problem),
-                    self._slab(rank, peer, problem),
-                )
-                for chunk, (begin, end) in enumerate(bounds):
-                    if along_k:
-                        target[:, begin:end].copy_(source[:, begin:end])
-                    else:
-                        target[begin:end].copy_(source[begin:end])
-                    flag = gathered_offset(peer, chunk) // 4
-                    words[flag : flag + 1].copy_(epoch)
 
     def gemm_rs(
         self,
@@ -162,12 +150,11 @@ class LocalGroup:
         d: Sequence[torch.Tensor],
         delay: Callable[[int], None] | None = None,
     ) -> None:
-        """Queue one gemm_rs on every rank: a[r] (m, k), b[r] (n, k) -> d[r] (m/tp, n)."""
-        self.epoch += 1
+        """Queue one gemm_rs on every rank: a[r] (m, k), b[r] as in ag_gemm -> d[r] (m/tp, n)."""
         for rank in range(self.world):
             args = self._gemm_args(rank, problem, kernel.kernel, run)
             args.a, args.a_row_stride = a[rank].data_ptr(), a[rank].stride(0)
-            args.b, args.b_row_stride = b[rank].data_ptr(), b[rank].stride(0)
+            args.b, args.b_row_stride = b[rank].data_ptr(), row_stride(b[rank])
             with torch.cuda.stream(self.streams[rank]):
                 if delay is not None:
                     delay(rank)
@@ -181,6 +168,7 @@ class LocalGroup:
                     chunk_rows=chunk_size(problem, kernel.kernel, run),
                     d=d[rank].data_ptr(),
                     d_row_stride=d[rank].stride(0),
+                    scale=1.0,
                     dtype=abi.DTYPES[problem.signature.dtype.value],
                     blocks=self.share,
                 ),

@@ -8,41 +8,52 @@ from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.runtime import abi
 
-_HALF_ALIGN = 1024
+_ALIGN = 1024
 MAX_WORKSPACE_BYTES = 2**40
 """A workspace beyond this is a mistake in a size, not a workspace."""
 
 
-def half_bytes(problem: Problem) -> int:
-    """Bytes of one data half for ``problem``: W slabs of (m/tp, k) for AG, (m/tp, n) for RS.
+def stage_bytes(problem: Problem) -> int:
+    """Bytes of the stage that ``problem`` needs: one slab (m/tp, k) for ag_gemm, else none.
 
     Raises:
-        UsageError: the whole workspace would exceed ``MAX_WORKSPACE_BYTES``.
+        UsageError: the workspace would exceed ``MAX_WORKSPACE_BYTES``.
     """
-    width = problem.k if problem.op is Op.AG_GEMM else problem.n
-    size = problem.tp * problem.m_local * width * problem.signature.dtype.bytes
-    size = max(_HALF_ALIGN, ceil_div(size, _HALF_ALIGN) * _HALF_ALIGN)
-    if workspace_bytes(size) > MAX_WORKSPACE_BYTES:
+    if problem.op is not Op.AG_GEMM:
+        return 0
+    return _checked(problem, problem.m_local * problem.k * problem.signature.dtype.bytes)
+
+
+def half_bytes(problem: Problem) -> int:
+    """Bytes of one half of the inbox: W slabs of (m/tp, n) for gemm_rs, else none.
+
+    Raises:
+        UsageError: the workspace would exceed ``MAX_WORKSPACE_BYTES``.
+    """
+    if problem.op is not Op.GEMM_RS:
+        return 0
+    slab = problem.m_local * problem.n * problem.signature.dtype.bytes
+    return _checked(problem, problem.tp * slab)
+
+
+def _checked(problem: Problem, size: int) -> int:
+    size = aligned(size)
+    if workspace_bytes(size, size) > MAX_WORKSPACE_BYTES:
         raise UsageError(
-            f"workspace: {problem.key} needs halves of {size} bytes, the limit of a workspace is "
+            f"workspace: {problem.key} needs buffers of {size} bytes, the limit of a workspace is "
             f"{MAX_WORKSPACE_BYTES}; split the call along m"
         )
     return size
 
 
-def workspace_bytes(half: int) -> int:
-    """Bytes of a whole workspace: control blocks and two halves."""
-    return abi.DATA_OFFSET + 2 * half
+def aligned(size: int) -> int:
+    """``size`` rounded up to what a stage or half must be a multiple of."""
+    return ceil_div(size, _ALIGN) * _ALIGN
 
 
-def gathered_offset(source: int, chunk: int) -> int:
-    """Byte offset of the flag "chunk of source was pulled into my half"."""
-    return abi.GATHERED_OFFSET + 4 * (source * abi.MAX_CHUNKS + chunk)
-
-
-def slab_offset(half: int, epoch: int, source: int, slab: int) -> int:
-    """Byte offset of the slab of ``source``, ``slab`` bytes long, in the call of ``epoch``."""
-    return abi.DATA_OFFSET + epoch % 2 * half + source * slab
+def workspace_bytes(stage: int, half: int) -> int:
+    """Bytes of a whole workspace: control blocks, the stage, and the inbox's two halves."""
+    return abi.DATA_OFFSET + stage + 2 * half
 
 
 def chunk_size(problem: Problem, kernel: KernelConfig, run: RunConfig) -> int:
@@ -57,9 +68,3 @@ def chunk_size(problem: Problem, kernel: KernelConfig, run: RunConfig) -> int:
     extent = problem.k if run.chunk_axis is ChunkAxis.K else problem.m_local
     size = ceil_div(ceil_div(extent, unit), run.chunks) * unit
     return 0 if size >= extent else size
-
-
-def chunk_bounds(extent: int, size: int) -> list[tuple[int, int]]:
-    """Begin and end of each chunk of ``extent`` rows or columns cut every ``size`` (0: whole)."""
-    step = size or extent
-    return [(begin, min(begin + step, extent)) for begin in range(0, extent, step)]

@@ -29,7 +29,8 @@ from fluxgen.core.config import ChunkAxis, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
-from fluxgen.runtime.workspace import chunk_size, half_bytes, slab_offset, workspace_bytes
+from fluxgen.runtime.arguments import gemm_args
+from fluxgen.runtime.workspace import half_bytes, workspace_bytes
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 
 WORLD = 8
@@ -57,46 +58,25 @@ class Bench:
         self.b = [torch.randn(p.n, p.k, device="cuda").to(bf16) for _ in range(self.copies)]
         self.d = torch.empty(p.m, p.n, device="cuda", dtype=bf16)
         self.out = torch.empty(p.m_local, p.n, device="cuda", dtype=bf16)
-        sets = self.copies if p.op is Op.AG_GEMM else 1
-        self.workspaces = []
-        for i in range(sets):
-            count = 1 if p.op is Op.AG_GEMM else WORLD
-            spaces = [
-                torch.zeros(workspace_bytes(self.half), dtype=torch.uint8, device="cuda")
-                for _ in range(count)
-            ]
-            for space in spaces:
-                words = space[: abi.DATA_OFFSET].view(torch.int32)
-                words[0] = 1
-                words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
-            if p.op is Op.AG_GEMM:
-                for source in range(WORLD):
-                    begin = slab_offset(self.half, 1, source, p.m_local * p.k * 2)
-                    slab = spaces[0][begin : begin + p.m_local * p.k * 2].view(bf16)
-                    rows = slice(source * p.m_local, (source + 1) * p.m_local)
-                    slab.copy_(self.a[i][rows].reshape(-1))
-            self.workspaces.append(spaces)
+        self.workspaces = [
+            torch.zeros(workspace_bytes(0, self.half), dtype=torch.uint8, device="cuda")
+            for _ in range(WORLD)
+        ]
+        for space in self.workspaces:
+            words = space[: abi.DATA_OFFSET].view(torch.int32)
+            words[0] = 1
+            words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
+        self.group = abi.Group(world=WORLD, rank=0, half_bytes=self.half, timeout_ns=int(5e9))
+        for peer, space in enumerate(self.workspaces):
+            self.group.peers[peer] = space.data_ptr()
         torch.cuda.synchronize()
-
-    def group(self, i: int) -> abi.Group:
-        spaces = self.workspaces[i % len(self.workspaces)]
-        group = abi.Group(world=WORLD, rank=0, half_bytes=self.half, timeout_ns=int(5e9))
-        for peer in range(WORLD):
-            group.peers[peer] = spaces[peer % len(spaces)].data_ptr()
-        return group
 
     def cublas(self, i: int) -> None:
         torch.mm(self.a[i % self.copies], self.b[i % self.copies].t(), out=self.d)
 
     def fused(self, kernel, run: RunConfig, i: int) -> None:
         p = self.problem
-        args = abi.GemmArgs(group=self.group(i), rows=p.m_local, n=p.n, k=p.k)
-        args.chunk_axis = abi.CHUNK_AXES[run.chunk_axis.value]
-        args.chunk_size = chunk_size(p, kernel.kernel, run)
-        args.group_count = len(run.groups)
-        for g, size in enumerate(run.groups):
-            args.groups[g] = size
-        args.panel, args.span = run.panel, run.span
+        args = gemm_args(self.group, p, kernel.kernel, run)
         a, b = self.a[i % self.copies], self.b[i % self.copies]
         args.a, args.a_row_stride = a.data_ptr(), p.k
         args.b, args.b_row_stride = b.data_ptr(), p.k
@@ -105,8 +85,8 @@ class Bench:
 
     def reduce(self, i: int) -> None:
         p = self.problem
-        args = abi.ReduceArgs(group=self.group(i), rows=p.m_local, n=p.n, d=self.out.data_ptr())
-        args.d_row_stride = p.n
+        args = abi.ReduceArgs(group=self.group, rows=p.m_local, n=p.n, d=self.out.data_ptr())
+        args.d_row_stride, args.scale = p.n, 1.0
         load_support().reduce(args, torch.cuda.current_stream().cuda_stream)
 
 

@@ -6,6 +6,7 @@ namespace {
 struct Config {
   static constexpr int kOp = FLUXGEN_GEMM_RS;
   using Element = cutlass::half_t;
+  static constexpr bool kBTransposed = false;
   static constexpr int kTileM = 256, kTileN = 128, kTileK = 64;
   static constexpr int kClusterM = 1, kClusterN = 2;
   static constexpr bool kCooperative = true;

@@ -3,8 +3,8 @@
     python -m tests.gpu.build_kernels [--limit N]
 
 Every kernel of ``generated/`` and a few that stress the corners of the space (fp16, tiles of 96
-and 224 columns, clusters of four, explicit stages). Needs nvcc, no GPU; what is in the store is
-only copied.
+and 224 columns, clusters of four, explicit stages, (k, n) weights). Needs nvcc, no GPU; what is in
+the store is only copied.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from dataclasses import replace
 
 from fluxgen.build import toolchain
 from fluxgen.build.builder import build_all
@@ -24,7 +25,13 @@ from fluxgen.runtime.kernels import source_of
 from tests.gpu.conftest import KERNELS
 
 PP, CO = Schedule.PINGPONG, Schedule.COOPERATIVE
+KN_AG = replace(Signature.of("ag_gemm"), b_layout="kn")
+KN_RS = replace(Signature.of("gemm_rs"), b_layout="kn")
 CORNERS = (
+    Entry("sm90", KN_AG, KernelConfig(128, 128, 64, 1, 1, PP)),
+    Entry("sm90", KN_AG, KernelConfig(128, 192, 64, 2, 1, PP)),
+    Entry("sm90", KN_RS, KernelConfig(128, 128, 64, 1, 1, PP)),
+    Entry("sm90", KN_RS, KernelConfig(64, 256, 64, 2, 1, PP)),
     Entry("sm90", Signature.of("ag_gemm", "fp16"), KernelConfig(64, 96, 64, 1, 1, PP)),
     Entry("sm90", Signature.of("ag_gemm", "fp16"), KernelConfig(128, 224, 64, 2, 2, CO)),
     Entry("sm90", Signature.of("gemm_rs", "fp16"), KernelConfig(64, 160, 64, 2, 2, PP)),

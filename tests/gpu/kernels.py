@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 from fluxgen.core.config import KernelConfig, Schedule
@@ -11,7 +12,7 @@ from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from tests.gpu.conftest import KERNELS
 
 _NAME = re.compile(
-    r"(ag_gemm|gemm_rs)_(bf16|fp16)_sm90_(\d+)x(\d+)x(\d+)_(\d)x(\d)_(pingpong|cooperative)_"
+    r"(ag_gemm|gemm_rs)_(bf16|fp16)(_kn)?_sm90_(\d+)x(\d+)x(\d+)_(\d)x(\d)_(pingpong|cooperative)_"
     r"(auto|s\d+)$"
 )
 
@@ -20,7 +21,7 @@ def parse_kernel(name: str) -> tuple[Signature, KernelConfig]:
     """The signature and configuration that a kernel's name spells."""
     match = _NAME.match(name)
     assert match, name
-    op, dtype, tm, tn, tk, cm, cn, schedule, stages = match.groups()
+    op, dtype, layout, tm, tn, tk, cm, cn, schedule, stages = match.groups()
     kernel = KernelConfig(
         int(tm),
         int(tn),
@@ -30,7 +31,7 @@ def parse_kernel(name: str) -> tuple[Signature, KernelConfig]:
         Schedule(schedule),
         0 if stages == "auto" else int(stages[1:]),
     )
-    return Signature.of(op, dtype), kernel
+    return replace(Signature.of(op, dtype), b_layout="kn" if layout else "nk"), kernel
 
 
 def compiled_kernels() -> list[str]:

@@ -17,7 +17,6 @@ from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import CommTimeout, KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
-from fluxgen.runtime.workspace import half_bytes  # noqa: E402
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
 
 KERNELS = compiled_kernels()
@@ -39,7 +38,10 @@ def operands(problem: Problem):
     """Fresh inputs and NaN-poisoned outputs of every rank."""
     dtype = getattr(torch, problem.signature.dtype.torch_name)
     w, rows = problem.tp, problem.m_local
-    weights = [integers(problem.n, problem.k, dtype=dtype) for _ in range(w)]
+    if problem.signature.b_layout == "kn":
+        weights = [integers(problem.k, problem.n, dtype=dtype).t() for _ in range(w)]
+    else:
+        weights = [integers(problem.n, problem.k, dtype=dtype) for _ in range(w)]
     if problem.op is Op.AG_GEMM:
         left = [integers(rows, problem.k, dtype=dtype) for _ in range(w)]
         out = [
@@ -69,8 +71,11 @@ def expected(problem: Problem, left, weights):
     return [total[r * rows : (r + 1) * rows].to(dtype) for r in range(problem.tp)]
 
 
-def run_config(problem: Problem, groups=(), panel=0, axis="m", chunks=1, span=1) -> RunConfig:
-    transport = Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
+def run_config(
+    problem: Problem, groups=(), panel=0, axis="m", chunks=1, span=1, sm_copy=False
+) -> RunConfig:
+    pulls = Transport.SM_COPY if sm_copy else Transport.COPY_ENGINE_PULL
+    transport = pulls if problem.op is Op.AG_GEMM else Transport.PEER_STORE
     return RunConfig(tuple(groups), panel, ChunkAxis(axis), chunks, 0, transport, span)
 
 
@@ -109,12 +114,14 @@ def test_exact_for_every_world(name: str, world: int) -> None:
     problems = [
         Problem(kernel.signature, rows * world, n, k, world) for rows, n, k in sizes_for(world)
     ]
-    group = LocalGroup(world, max(half_bytes(p) for p in problems), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
     for problem in problems:
         groups = rng.choice([(), (world,), (1,) * world, (1, world - 1) if world > 1 else (1,)])
         axis = rng.choice(["m", "k"]) if problem.op is Op.AG_GEMM else "m"
         run = run_config(problem, groups, rng.choice([0, 1, 2, 5]), axis, rng.choice([1, 2, 4]))
         check(group, kernel, problem, run)
+        if problem.op is Op.AG_GEMM:
+            check(group, kernel, problem, run_config(problem, groups, sm_copy=True))
         if problem.op is Op.AG_GEMM and world > 1:
             span = rng.choice([s for s in range(2, world + 1) if world % s == 0])
             groups = rng.choice([(), (span,) * (world // span)])
@@ -130,7 +137,17 @@ K_GRID = (8, 16, 24, 40, 64, 72, 96, 128, 192, 360, 512, 1000, 1368, 1376, 1712,
 ROWS_GRID = (1, 2, 7, 8, 9, 37, 63, 64, 65, 127, 128, 129, 777)
 
 
-@pytest.mark.parametrize("op", ["ag_gemm_bf16", "gemm_rs_bf16", "ag_gemm_fp16", "gemm_rs_fp16"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "ag_gemm_bf16_sm90",
+        "gemm_rs_bf16_sm90",
+        "ag_gemm_bf16_kn",
+        "gemm_rs_bf16_kn",
+        "ag_gemm_fp16",
+        "gemm_rs_fp16",
+    ],
+)
 @pytest.mark.parametrize("world", [3, 8])
 def test_the_grid_of_sizes(op: str, world: int) -> None:
     """A05, A15: every n, k and row count of the cases that TMA can take, in mixed pairs."""
@@ -139,7 +156,7 @@ def test_the_grid_of_sizes(op: str, world: int) -> None:
     sizes += [(ROWS_GRID[i * 3 % 13], N_GRID[i * 2 % 13], k) for i, k in enumerate(K_GRID)]
     sizes += [(rows, 136, 192) for rows in ROWS_GRID]
     problems = [Problem(kernel.signature, rows * world, n, k, world) for rows, n, k in sizes]
-    group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
     for i, problem in enumerate(problems):
         check(group, kernel, problem, run_config(problem, panel=i % 3, chunks=1 + i % 2))
 
@@ -153,7 +170,7 @@ def test_pipeline_depths(name: str) -> None:
     n = kernel.kernel.tile_n * 80
     depths = [stages - 1, stages, stages + 1, 2 * stages + 1]
     problems = [Problem(kernel.signature, rows * 2, n, d * tile_k, 2) for d in depths]
-    group = LocalGroup(2, max(map(half_bytes, problems)), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
     for problem in problems:
         check(group, kernel, problem, run_config(problem))
 
@@ -161,16 +178,16 @@ def test_pipeline_depths(name: str) -> None:
 @pytest.mark.parametrize(
     ("op", "m", "n", "k", "world"),
     [
-        ("ag_gemm_bf16", 8192, 6656, 16384, 8), ("gemm_rs_bf16", 8192, 8192, 3696, 8),
-        ("ag_gemm_bf16", 4096, 20480, 5120, 1), ("gemm_rs_bf16", 1024, 1024, 1024, 8),
-        ("gemm_rs_fp16", 1024, 1024, 1024, 8), ("ag_gemm_bf16", 1680, 1024, 512, 7),
+        ("ag_gemm_bf16_sm90", 8192, 6656, 16384, 8), ("gemm_rs_bf16_sm90", 8192, 8192, 3696, 8),
+        ("ag_gemm_bf16_sm90", 4096, 20480, 5120, 1), ("gemm_rs_bf16_sm90", 1024, 1024, 1024, 8),
+        ("gemm_rs_fp16", 1024, 1024, 1024, 8), ("ag_gemm_bf16_sm90", 1680, 1024, 512, 7),
     ],
 )  # fmt: skip
 def test_reported_shapes(op: str, m: int, n: int, k: int, world: int) -> None:
     """A13, A19, E01, F01: shapes that hung, threw or were wrong elsewhere."""
     kernel = load_kernel(first_of(op))
     problem = Problem(kernel.signature, m, n, k, world)
-    group = LocalGroup(world, half_bytes(problem), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), problem)
     check(group, kernel, problem, run_config(problem, panel=4))
 
 
@@ -195,7 +212,7 @@ def test_spanned_owners(name: str, world: int) -> None:
         rows = kernel.kernel.tile_m // span
         for n, k in [(8, 8), (264, 200), (1368, 512)]:
             problem = Problem(kernel.signature, rows * world, n, k, world)
-            group = LocalGroup(world, half_bytes(problem), SUPPORT())
+            group = LocalGroup.for_problems(SUPPORT(), problem)
             for groups in [(), (span,) * (world // span)]:
                 check(group, kernel, problem, run_config(problem, groups, 2, span=span))
 
@@ -204,12 +221,12 @@ def test_spanned_owners(name: str, world: int) -> None:
 def test_delayed_rank_and_back_to_back(world: int) -> None:
     """H01: AG, RS, AG, RS... on one workspace, new data each call, each rank late in turn."""
     pair = [
-        load_kernel(first_of("ag_gemm_bf16")),
-        load_kernel(first_of("gemm_rs_bf16")),
+        load_kernel(first_of("ag_gemm_bf16_sm90")),
+        load_kernel(first_of("gemm_rs_bf16_sm90")),
     ]
     rows, n, k = 72, 264, 136
     problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
-    group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
     rounds = 6
     data = []
     for _ in range(rounds):
@@ -221,7 +238,7 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
             group.run(
                 kernel,
                 problem,
-                run_config(problem, chunks=1),
+                run_config(problem, sm_copy=repeat >= rounds // 2),
                 left,
                 weights,
                 out,
@@ -238,31 +255,33 @@ def test_thousand_calls() -> None:
     """1,000 back-to-back mixed calls; the last of every ten is checked, all inputs differ."""
     world, rows, n, k = 4, 64, 128, 128
     pair = [
-        load_kernel(first_of("ag_gemm_bf16")),
-        load_kernel(first_of("gemm_rs_bf16")),
+        load_kernel(first_of("ag_gemm_bf16_sm90")),
+        load_kernel(first_of("gemm_rs_bf16_sm90")),
     ]
     problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
-    group = LocalGroup(world, max(map(half_bytes, problems)), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
     checked = 0
     for batch in range(100):
         data = [operands(problems[i % 2]) for i in range(10)]
         torch.cuda.synchronize()
         for i, (left, weights, out) in enumerate(data):
-            group.run(pair[i % 2], problems[i % 2], run_config(problems[i % 2]), left, weights, out)
+            run = run_config(problems[i % 2], sm_copy=i % 3 == 0)
+            group.run(pair[i % 2], problems[i % 2], run, left, weights, out)
         group.synchronize()
         for i, (left, weights, out) in enumerate(data):
             for got, want in zip(out, expected(problems[i % 2], left, weights), strict=True):
                 assert torch.equal(got, want), f"batch {batch} call {i}"
             checked += 1
     assert checked == 1000
-    assert group.epoch == 1000
+    for workspace in group.workspaces:
+        assert workspace[:4].view(torch.int32).item() == 1000, "one epoch a call"
 
 
 def test_missing_peer_times_out_and_the_gpu_stays_usable() -> None:
     """A rank that never starts: the others report which wait passed its deadline."""
-    kernel = load_kernel(first_of("gemm_rs_bf16"))
+    kernel = load_kernel(first_of("gemm_rs_bf16_sm90"))
     problem = Problem(kernel.signature, 128, 128, 128, 2)
-    group = LocalGroup(2, half_bytes(problem), SUPPORT(), timeout_s=0.5)
+    group = LocalGroup.for_problems(SUPPORT(), problem, timeout_s=0.5)
     left, weights, out = operands(problem)
     group.world = 1  # only rank 0 is driven; its peer table still names rank 1
     group.run(kernel, problem, run_config(problem), left, weights, out)
@@ -271,7 +290,7 @@ def test_missing_peer_times_out_and_the_gpu_stays_usable() -> None:
         group.synchronize()
     assert (caught.value.rank, caught.value.peer, caught.value.chunk) == (0, 1, 0)
     assert (caught.value.expected, caught.value.seen) == (1, 0)
-    again = LocalGroup(2, half_bytes(problem), SUPPORT())
+    again = LocalGroup.for_problems(SUPPORT(), problem)
     check(again, kernel, problem, run_config(problem))
 
 
@@ -282,11 +301,11 @@ def test_what_tma_cannot_do_is_refused_before_launch(n: int, k: int, word: str) 
     """A05, A09, A11: the full constraint with the values, on the host."""
     kernel = load_kernel(sorted(KERNELS)[0])
     problem = Problem(kernel.signature, 128, n, k, 1)
-    group = LocalGroup(1, half_bytes(problem) + 4096, SUPPORT())
+    group = LocalGroup(1, SUPPORT(), 1 << 20, 1 << 20)
     args = group._gemm_args(0, problem, kernel.kernel, run_config(problem))
     _left, weights, _out = operands(problem)
     args.a = args.b = args.d = weights[0].data_ptr()
-    args.a_row_stride = args.b_row_stride = k
+    args.a_row_stride = args.b_row_stride = max(n, k)
     args.d_row_stride = n
     with pytest.raises(KernelError, match=word):
         kernel.launch(args, 0)
@@ -295,10 +314,10 @@ def test_what_tma_cannot_do_is_refused_before_launch(n: int, k: int, word: str) 
 
 def test_padded_rows_and_misaligned_views() -> None:
     """A07, A17, D05, D07: aligned padded strides are taken as they are, others refused."""
-    name = first_of("gemm_rs_bf16")
+    name = first_of("gemm_rs_bf16_sm90")
     kernel = load_kernel(name)
     problem = Problem(kernel.signature, 256, 264, 96, 2)
-    group = LocalGroup(2, half_bytes(problem), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), problem)
     left, weights, out = operands(problem)
     padded = []
     for a in left:
@@ -324,9 +343,9 @@ def test_padded_rows_and_misaligned_views() -> None:
 @pytest.mark.parametrize(("m", "world"), [(262144, 2), (262152, 8)])
 def test_huge_m_ag(m: int, world: int) -> None:
     """C05: a gathered buffer of 2^31 elements and more; the last rows are checked."""
-    kernel = load_kernel(first_of("ag_gemm_bf16"))
+    kernel = load_kernel(first_of("ag_gemm_bf16_sm90"))
     problem = Problem(kernel.signature, m, 64, 8192, world)
-    group = LocalGroup(world, half_bytes(problem), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), problem)
     left, weights, out = operands(problem)
     torch.cuda.synchronize()
     group.run(kernel, problem, run_config(problem, chunks=2), left, weights, out)
@@ -346,9 +365,9 @@ def _rows(slabs, rows: slice) -> torch.Tensor:
 
 def test_huge_rs() -> None:
     """C01, C03: m x n of 3.2e9 elements, strides beyond 2^31."""
-    kernel = load_kernel(first_of("gemm_rs_bf16"))
+    kernel = load_kernel(first_of("gemm_rs_bf16_sm90"))
     problem = Problem(kernel.signature, 49152, 65536, 64, 2)
-    group = LocalGroup(2, half_bytes(problem), SUPPORT())
+    group = LocalGroup.for_problems(SUPPORT(), problem)
     left, weights, out = operands(problem)
     torch.cuda.synchronize()
     group.run(kernel, problem, run_config(problem), left, weights, out)

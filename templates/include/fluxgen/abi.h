@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 1
+#define FLUXGEN_ABI_VERSION 2
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
 
@@ -42,14 +42,15 @@ typedef struct fluxgen_report {
 typedef struct fluxgen_group {
   int32_t world;                      // 1..FLUXGEN_MAX_WORLD
   int32_t rank;                       // 0..world-1
-  int64_t half_bytes;                 // bytes of one of the two data halves of a workspace
+  int64_t stage_bytes;                // bytes of a workspace's stage: one slab of ag_gemm
+  int64_t half_bytes;                 // bytes of one of the two halves of its inbox (gemm_rs)
   void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
   uint64_t timeout_ns;                // deadline of each device-side wait
   fluxgen_report* report;             // host-mapped, or device memory; may be null
 } fluxgen_group;
 
-// One fused GEMM. ag_gemm: A comes from the gather half of this rank's workspace, D is the
-// caller's (m, n). gemm_rs: A is the caller's (m, k), tiles of D go to the owners' inboxes.
+// One fused GEMM. ag_gemm: A is the gathered (m, k) that a transport is filling, D is (m, n).
+// gemm_rs: A is the caller's (m, k), tiles of D go to the owners' inboxes.
 typedef struct fluxgen_gemm_args {
   uint32_t abi_version;  // FLUXGEN_ABI_VERSION
   uint32_t struct_size;  // sizeof(fluxgen_gemm_args)
@@ -57,9 +58,9 @@ typedef struct fluxgen_gemm_args {
   int64_t rows;          // m / world
   int64_t n;
   int64_t k;
-  const void* a;         // gemm_rs only
+  const void* a;         // (m, k)
   int64_t a_row_stride;
-  const void* b;         // (n, k), row-major
+  const void* b;         // (n, k), or (k, n) where the kernel was compiled for it, row-major
   int64_t b_row_stride;
   void* d;               // ag_gemm only
   int64_t d_row_stride;
@@ -72,7 +73,8 @@ typedef struct fluxgen_gemm_args {
   int32_t span;          // adjacent ranks whose slabs are tiled as one; 0: 1
 } fluxgen_gemm_args;
 
-// The reduction of gemm_rs: D (rows, n) = sum over sources, in rank order, of this rank's inbox.
+// The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
+// inbox) + bias.
 typedef struct fluxgen_reduce_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_reduce_args)
@@ -82,11 +84,15 @@ typedef struct fluxgen_reduce_args {
   int64_t chunk_rows;    // rows of one chunk, as in the GEMM; 0: the whole slab
   void* d;
   int64_t d_row_stride;
+  const void* bias;      // (n), 16-byte aligned, or null
+  float scale;
   int32_t dtype;         // 0: bf16, 1: fp16
   int32_t blocks;        // thread blocks; 0: as many as fit well
+  uint32_t reserved;
 } fluxgen_reduce_args;
 
-// The start of ag_gemm: copy the caller's slab into the gather half, then tell every peer.
+// The start of ag_gemm: copy the caller's slab into the stage and to its place in the gathered
+// matrix, then tell every peer. With `pull`, the same kernel also copies the peers' slabs.
 typedef struct fluxgen_begin_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_begin_args)
@@ -95,18 +101,23 @@ typedef struct fluxgen_begin_args {
   int64_t rows;
   int64_t row_bytes;     // a multiple of 16
   int64_t row_stride_bytes;
-  int32_t blocks;        // thread blocks; 0: as many as fit well
-  uint32_t reserved;
+  void* gathered;        // (world * rows, row_bytes), contiguous, 16-byte aligned
+  int32_t blocks;        // thread blocks; 0: as many as fit well. With `pull` all must be resident
+  int32_t pull;          // 1: the SM-copy transport
 } fluxgen_begin_args;
 
-// A transport's wait: one thread that returns once `peer` is ready for the current epoch.
-typedef struct fluxgen_wait_args {
+// The copy-engine transport of ag_gemm: pull every peer's slab out of its stage, chunk by chunk.
+typedef struct fluxgen_pull_args {
   uint32_t abi_version;
-  uint32_t struct_size;  // sizeof(fluxgen_wait_args)
+  uint32_t struct_size;  // sizeof(fluxgen_pull_args)
   fluxgen_group group;
-  int32_t peer;
-  int32_t reserved;
-} fluxgen_wait_args;
+  void* gathered;        // as in fluxgen_begin_args
+  int64_t rows;
+  int64_t row_bytes;
+  int64_t chunk_size;    // rows (M) or bytes of a row (K) of one chunk; 0: the whole slab
+  int32_t chunk_axis;    // enum fluxgen_chunk_axis
+  uint32_t reserved;
+} fluxgen_pull_args;
 
 // What a library holds, for the loader to compare with the manifest.
 typedef struct fluxgen_kernel_info {
@@ -119,6 +130,8 @@ typedef struct fluxgen_kernel_info {
   int32_t cooperative;   // 0: ping-pong
   int32_t stages;
   int32_t smem_bytes;    // dynamic shared memory of one block
+  int32_t b_transposed;  // 1: B is (k, n)
+  uint32_t reserved;
 } fluxgen_kernel_info;
 
 #ifdef __cplusplus

@@ -2,19 +2,28 @@
 //
 // A workspace, one per rank, the same layout on all:
 //
-//      0      control   epoch, aborted, ticket
-//      256    ready     [source]         source's slab may be pulled     (the source writes)
+//      0      control   epoch, aborted, two tickets, staged
+//      256    ready     [source]         source's slab is in its stage   (the source writes)
+//      384    pulled    [peer]           peer has copied my stage        (the peer writes)
 //      512    arrived   [source][chunk]  stored into my inbox            (the source writes)
-//      1536   gathered  [source][chunk]  pulled into my half             (my copies write)
+//      1536   gathered  [source][chunk]  copied into my gathered matrix  (my copies write)
 //      2560   counters  [owner][chunk]   finished tiles of what I send   (my kernels write)
-//      4096   data      [half][source][row][column], half = epoch % 2
+//      4096   stage     [row][column]    my slab of ag_gemm, for the peers to pull
+//      ...    inbox     [half][source][row][column] of gemm_rs, half = epoch % 2
 //
 // Every flag has one writer (with arrived and gathered in one block, a late copy of one call would
 // overwrite a peer's flag of the next) and carries the epoch of the call that raised it; epochs
-// only grow and are compared modulo 2^32, so nothing is ever reset. Why two halves are enough: a rank raises
-// epoch e+1 only after, in stream order, it has read everything of epoch e. Each call waits for a
-// flag of every peer, so a rank that has finished call e+1 knows that all peers have finished e,
-// and may overwrite the half of e in call e+2.
+// only grow and are compared modulo 2^32, so nothing is ever reset.
+//
+// Why two halves of the inbox are enough: a rank raises epoch e+1 only after, in stream order, it
+// has read everything of epoch e. Each call waits for a flag of every peer, so a rank that has
+// finished call e+1 knows that all peers have finished e, and may overwrite the half of e in call
+// e+2. Kernels choose the half by the epoch in memory, so a captured graph may be replayed.
+//
+// The stage is single: a copy engine's addresses are fixed when it is queued (or captured), it
+// cannot choose a half. Instead the next ag_gemm overwrites the stage once every peer has pulled
+// the last one. That costs no overlap: the peers' pulls came early in a call that this rank has
+// finished since. The gathered matrix is this rank's alone, ordered by its streams.
 //
 // Compiled for the host too: the same functions, over the compiler's atomics, are run by threads
 // in the tests.
@@ -31,7 +40,10 @@ namespace fluxgen {
 constexpr int64_t kEpochOffset = 0;
 constexpr int64_t kAbortedOffset = 4;
 constexpr int64_t kTicketOffset = 8;
+constexpr int64_t kPullTicketOffset = 12;
+constexpr int64_t kStagedOffset = 16;  // the epoch of the last ag_gemm
 constexpr int64_t kReadyOffset = 256;
+constexpr int64_t kPulledOffset = 384;
 constexpr int64_t kFlagBlockBytes = FLUXGEN_MAX_WORLD * FLUXGEN_MAX_CHUNKS * 4;
 constexpr int64_t kArrivedOffset = 512;
 constexpr int64_t kGatheredOffset = kArrivedOffset + kFlagBlockBytes;
@@ -46,6 +58,9 @@ FLUXGEN_HOST_DEVICE uint32_t* workspace_word(void* base, int64_t offset) {
 FLUXGEN_HOST_DEVICE uint32_t* ready_flag(void* base, int32_t source) {
   return workspace_word(base, kReadyOffset + 4 * int64_t(source));
 }
+FLUXGEN_HOST_DEVICE uint32_t* pulled_flag(void* base, int32_t peer) {
+  return workspace_word(base, kPulledOffset + 4 * int64_t(peer));
+}
 FLUXGEN_HOST_DEVICE uint32_t* arrived_flag(void* base, int32_t source, int32_t chunk) {
   return workspace_word(base, kArrivedOffset + 4 * (int64_t(source) * FLUXGEN_MAX_CHUNKS + chunk));
 }
@@ -55,12 +70,16 @@ FLUXGEN_HOST_DEVICE uint32_t* gathered_flag(void* base, int32_t source, int32_t 
 FLUXGEN_HOST_DEVICE uint32_t* chunk_counter(void* base, int32_t owner, int32_t chunk) {
   return workspace_word(base, kCountersOffset + 4 * (int64_t(owner) * FLUXGEN_MAX_CHUNKS + chunk));
 }
-// Slabs lie one behind the other, as one (m, columns) matrix; halves lie half_bytes apart whatever
-// the call, or a call would reach into the half of the one before.
-FLUXGEN_HOST_DEVICE char* data_slab(fluxgen_group const& group, int32_t owner, uint32_t epoch,
-                                    int32_t source, int64_t slab_bytes) {
-  return static_cast<char*>(group.peers[owner]) + kDataOffset +
-         int64_t(epoch & 1u) * group.half_bytes + source * slab_bytes;
+// The slab of `rank` for its peers to pull.
+FLUXGEN_HOST_DEVICE char* stage(fluxgen_group const& group, int32_t rank) {
+  return static_cast<char*>(group.peers[rank]) + kDataOffset;
+}
+// Slabs of an inbox lie one behind the other, as one (m, n) matrix; halves lie half_bytes apart
+// whatever the call, or a call would reach into the half of the one before.
+FLUXGEN_HOST_DEVICE char* inbox_slab(fluxgen_group const& group, int32_t owner, uint32_t epoch,
+                                     int32_t source, int64_t slab_bytes) {
+  return stage(group, owner) + group.stage_bytes + int64_t(epoch & 1u) * group.half_bytes +
+         source * slab_bytes;
 }
 
 // Whether a flag that shows `seen` has reached `expected`: a comparison modulo 2^32.

@@ -23,7 +23,8 @@
 
 namespace fluxgen {
 
-// Config has: op, Element, TileM/N/K, ClusterM/N, kCooperative, kStages (0: as many as fit).
+// Config has: op, Element, kBTransposed (B is (k, n)), TileM/N/K, ClusterM/N, kCooperative, kStages
+// (0: as many as fit).
 template <class Config>
 struct Sm90Gemm {
   using Element = typename Config::Element;
@@ -56,10 +57,12 @@ struct Sm90Gemm {
       static_cast<int>(sizeof(typename BaseEpilogue::SharedStorage))>;
   using Stages = cute::conditional_t<Config::kStages == 0, AutoStages,
                                      cutlass::gemm::collective::StageCount<Config::kStages>>;
+  using LayoutB = cute::conditional_t<Config::kBTransposed, cutlass::layout::RowMajor,
+                                      cutlass::layout::ColumnMajor>;
   using BaseMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor,
-      kAlign, Element, cutlass::layout::ColumnMajor, kAlign, float, TileShape, ClusterShape,
-      Stages, MainloopSchedule>::CollectiveOp;
+      kAlign, Element, LayoutB, kAlign, float, TileShape, ClusterShape, Stages,
+      MainloopSchedule>::CollectiveOp;
   using Mainloop = cute::conditional_t<kAllGather, WaitMainloop<BaseMainloop>, BaseMainloop>;
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
@@ -99,6 +102,10 @@ inline int check_group(fluxgen_group const& group, int64_t need, char* message, 
       return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                   "workspace of rank %lld: expected a 256-byte aligned address", peer);
     }
+  }
+  if (group.stage_bytes % 1024 != 0 || group.stage_bytes < 0) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "stage_bytes: expected a multiple of 1024; found %lld", group.stage_bytes);
   }
   if (group.half_bytes % 1024 != 0 || group.half_bytes < need) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
@@ -187,18 +194,18 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
                 "n=%lld, k=%lld: TMA needs both to be multiples of 8 (16 bytes)", args.n, args.k);
   }
   bool const gathers = Sm90Gemm<Config>::kAllGather;
-  int64_t const a_stride = gathers ? args.k : args.a_row_stride;
-  if ((!gathers && args.a_row_stride < args.k) || args.b_row_stride < args.k ||
+  int64_t const b_row = Config::kBTransposed ? args.n : args.k;
+  if (args.a_row_stride < args.k || args.b_row_stride < b_row ||
       (gathers && args.d_row_stride < args.n)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT, "a row stride is shorter than its row");
   }
-  if (a_stride % kAlign || args.b_row_stride % kAlign || (gathers && args.d_row_stride % kAlign)) {
+  if (args.a_row_stride % kAlign || args.b_row_stride % kAlign ||
+      (gathers && args.d_row_stride % kAlign)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "row strides: TMA needs multiples of 8 elements (16 bytes)");
   }
-  if (!aligned16(args.b) || args.b == nullptr ||
-      (gathers ? args.d == nullptr || !aligned16(args.d)
-               : args.a == nullptr || !aligned16(args.a))) {
+  if (!aligned16(args.a) || args.a == nullptr || !aligned16(args.b) || args.b == nullptr ||
+      (gathers && (args.d == nullptr || !aligned16(args.d)))) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "pointers: TMA needs non-null addresses that are multiples of 16 bytes");
   }
@@ -216,7 +223,6 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "chunk_size=%lld cuts %lld into more than 16 chunks", args.chunk_size, extent);
   }
-  int64_t const slab = args.rows * (gathers ? args.k : args.n);
   if (args.span < 0 || (args.span > 1 && args.group.world % args.span)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "span=%lld: expected a divisor of world=%lld", args.span, args.group.world);
@@ -241,8 +247,8 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT, "m=%lld rows: expected at most 2^31-1025",
                 args.rows * args.group.world);
   }
-  return check_group(args.group, args.group.world * slab * int64_t(sizeof(typename Config::Element)),
-                     message, size);
+  int64_t const inbox = gathers ? 0 : args.group.world * args.rows * args.n;
+  return check_group(args.group, inbox * int64_t(sizeof(typename Config::Element)), message, size);
 }
 
 template <class Config>
@@ -299,13 +305,12 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
   arguments.problem_shape = cute::make_shape(rows * span, n, k, args.group.world / span);
   arguments.mainloop.ptr_B = static_cast<Element const*>(args.b);
-  cute::get<0>(arguments.mainloop.dB) = args.b_row_stride;
+  cute::get<Config::kBTransposed ? 1 : 0>(arguments.mainloop.dB) = args.b_row_stride;
   cute::get<2>(arguments.mainloop.dB) = 0;
+  arguments.mainloop.ptr_A = static_cast<Element const*>(args.a);
+  cute::get<0>(arguments.mainloop.dA) = args.a_row_stride;
+  cute::get<2>(arguments.mainloop.dA) = args.rows * span * args.a_row_stride;
   if constexpr (Gemm::kAllGather) {
-    arguments.mainloop.ptr_A =
-        reinterpret_cast<Element const*>(data_slab(args.group, args.group.rank, 0, 0, 0));
-    cute::get<0>(arguments.mainloop.dA) = args.k;
-    cute::get<2>(arguments.mainloop.dA) = args.group.half_bytes / int64_t(sizeof(Element));
     arguments.mainloop.wait.group = args.group;
     arguments.mainloop.wait.rows = rows;
     arguments.mainloop.wait.span = span;
@@ -319,9 +324,6 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
     cute::get<0>(arguments.epilogue.dD) = args.d_row_stride;
     cute::get<2>(arguments.epilogue.dD) = args.rows * span * args.d_row_stride;
   } else {
-    arguments.mainloop.ptr_A = static_cast<Element const*>(args.a);
-    cute::get<0>(arguments.mainloop.dA) = args.a_row_stride;
-    cute::get<2>(arguments.mainloop.dA) = args.rows * span * args.a_row_stride;
     arguments.epilogue.signal.group = args.group;
     arguments.epilogue.signal.span = span;
     arguments.epilogue.signal.tiles_m = (rows * span + Config::kTileM - 1) / Config::kTileM;
@@ -370,6 +372,7 @@ int describe(fluxgen_kernel_info* info) {
   info->cooperative = Config::kCooperative;
   info->stages = Gemm::kStageCount;
   info->smem_bytes = Gemm::Kernel::SharedStorageSize;
+  info->b_transposed = Config::kBTransposed;
   return FLUXGEN_OK;
 }
 

@@ -63,7 +63,7 @@ class SignalEpilogue : public Base {
       typename Base::Arguments to_owner = args;
       int const place = owner % args.signal.span;  // of the owner's rows in the tile
       to_owner.ptr_D =
-          reinterpret_cast<typename Base::ElementD*>(data_slab(
+          reinterpret_cast<typename Base::ElementD*>(inbox_slab(
               group, owner, 0, group.rank, slab * int64_t(sizeof(typename Base::ElementD)))) -
           place * slab;
       cute::get<0>(to_owner.dD) = n;

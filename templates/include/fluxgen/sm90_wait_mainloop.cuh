@@ -4,8 +4,7 @@
 // M chunks: the tile's rows decide which chunks it waits for, once, before its first load.
 // K chunks: the load runs in pieces, one per chunk, and waits before each: every tile starts early.
 //
-// The gathered A is one (m, k) matrix in either half of the workspace, so one TMA descriptor reaches
-// all of it. A tile of the last rows of a slab reads on into the next slab, which may not have
+// The gathered A is one (m, k) matrix, so one TMA descriptor reaches all of it. A tile of the last rows of a slab reads on into the next slab, which may not have
 // arrived: those rows are never stored. `span` adjacent slabs may be tiled as one, so that slabs
 // shorter than a tile fill it; the tile then waits for each source that it touches.
 #ifndef FLUXGEN_SM90_WAIT_MAINLOOP_CUH_
@@ -39,15 +38,14 @@ struct WaitMainloop : Base {
     WaitArguments wait{};
   };
 
-  // The problem is (rows * span, n, k, world / span); A is (m, k, 2): the half is chosen on the
-  // device, by the epoch.
+  // The problem is (rows * span, n, k, world / span); A is (m, k, 1).
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& problem, Arguments const& args,
                                         void* workspace) {
     auto [m, n, k, l] = cute::append<4>(problem, 1);
     Params params;
     static_cast<typename Base::Params&>(params) =
-        Base::to_underlying_arguments(cute::make_shape(m * l, n, k, 2), args, workspace);
+        Base::to_underlying_arguments(cute::make_shape(m * l, n, k, 1), args, workspace);
     params.wait = args.wait;
     return params;
   }
@@ -69,23 +67,23 @@ struct WaitMainloop : Base {
     auto const a = cute::domain_offset(
         cute::make_coord(int(slab) * slab_rows, 0, 0),
         params.tma_load_a.get_tma_tensor(cute::make_shape(
-            slab_rows * (wait.group.world / wait.span), wait.k, cute::Int<2>{})));
+            slab_rows * (wait.group.world / wait.span), wait.k, cute::Int<1>{})));
     auto const tiles = cute::local_tile(a, typename Base::TileShape{},
                                         cute::make_coord(cute::_, cute::_, cute::_),
                                         cute::Step<cute::_1, cute::Underscore, cute::_1>{});
-    auto const from_half = cute::make_tuple(tiles, cute::get<1>(inputs));
-    auto const in_half = cute::make_coord(m, n, k, int(epoch & 1u));
+    auto const from_slab = cute::make_tuple(tiles, cute::get<1>(inputs));
+    auto const in_slab = cute::make_coord(m, n, k, 0);
 
     if (wait.chunk_k_tiles == 0) {
       wait_rows(wait, int(slab) * wait.span, row, end, epoch, lane);
-      Base::load(params, pipeline, state, from_half, in_half, k_tile, k_tile_count, lane,
+      Base::load(params, pipeline, state, from_slab, in_slab, k_tile, k_tile_count, lane,
                  block_rank_in_cluster, storage);
       return;
     }
     for (int chunk = 0; k_tile_count > 0; ++chunk) {
       wait_columns(wait, int(slab) * wait.span, row, end, chunk, epoch, lane);
       int const piece = cute::min(k_tile_count, wait.chunk_k_tiles);
-      Base::load(params, pipeline, state, from_half, in_half, k_tile, piece, lane,
+      Base::load(params, pipeline, state, from_slab, in_slab, k_tile, piece, lane,
                  block_rank_in_cluster, storage);
       state.advance(piece);
       for (int i = 0; i < piece; ++i) {

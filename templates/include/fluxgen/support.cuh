@@ -1,4 +1,4 @@
-// The small kernels around a fused GEMM: begin (ag_gemm), wait (transports), reduce (gemm_rs).
+// The small kernels around a fused GEMM: begin and pull (ag_gemm), reduce (gemm_rs).
 // No CUTLASS; the same source for every architecture.
 #ifndef FLUXGEN_SUPPORT_CUH_
 #define FLUXGEN_SUPPORT_CUH_
@@ -21,11 +21,11 @@ constexpr uint32_t kReduceOp = 2;
 constexpr uint32_t kTransportOp = 3;
 
 // The last block to call it gets true; the ticket is back at zero for the next call.
-__device__ __forceinline__ bool last_block(void* workspace) {
+__device__ __forceinline__ bool last_block(void* workspace, int64_t ticket_offset) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    uint32_t* ticket = workspace_word(workspace, kTicketOffset);
+    uint32_t* ticket = workspace_word(workspace, ticket_offset);
     last = add_acquire_release(ticket, 1u) == gridDim.x - 1;
     if (last) {
       store_relaxed(ticket, 0u);
@@ -35,42 +35,102 @@ __device__ __forceinline__ bool last_block(void* workspace) {
   return last;
 }
 
-// ag_gemm, first kernel: advance the epoch, copy x (rows, row_bytes) into this rank's slab of the
-// gather half, mark it gathered here, and tell every peer that it may be pulled.
-__global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args) {
-  fluxgen_group const& group = args.group;
-  void* mine = group.peers[group.rank];
-  uint32_t const epoch = current_epoch(mine, 1);
-  char* slab = data_slab(group, group.rank, epoch, group.rank, args.rows * args.row_bytes);
-  int64_t const vectors = args.row_bytes / 16;
-  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
-    uint4 const* from = reinterpret_cast<uint4 const*>(static_cast<char const*>(args.x) +
-                                                       row * args.row_stride_bytes);
-    uint4* to = reinterpret_cast<uint4*>(slab + row * args.row_bytes);
-    for (int64_t i = threadIdx.x; i < vectors; i += kThreads) {
-      to[i] = from[i];
-    }
-  }
-  fence_system();
-  if (last_block(mine)) {
-    fence_system();
-    if (threadIdx.x == 0) {
-      store_relaxed(workspace_word(mine, kEpochOffset), epoch);
-    }
-    if (threadIdx.x < FLUXGEN_MAX_CHUNKS) {
-      store_release_system(gathered_flag(mine, group.rank, threadIdx.x), epoch);
-    }
-    if (threadIdx.x < group.world) {
-      store_release_system(ready_flag(group.peers[threadIdx.x], group.rank), epoch);
+// rows of `vectors` 16-byte words, by all blocks of the grid; `also` may be null.
+__device__ __forceinline__ void copy_rows(char* to, char* also, int64_t to_stride,
+                                          char const* from, int64_t from_stride, int64_t rows,
+                                          int64_t vectors) {
+  int64_t const total = rows * vectors;
+  int64_t const step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total; i += step) {
+    int64_t const row = i / vectors;
+    int64_t const column = (i - row * vectors) * 16;
+    uint4 const value = *reinterpret_cast<uint4 const*>(from + row * from_stride + column);
+    *reinterpret_cast<uint4*>(to + row * to_stride + column) = value;
+    if (also != nullptr) {
+      *reinterpret_cast<uint4*>(also + row * to_stride + column) = value;
     }
   }
 }
 
-// A transport's wait: returns once the peer's slab of the current epoch may be pulled.
-__global__ void wait_kernel(fluxgen_wait_args args) {
-  void* mine = args.group.peers[args.group.rank];
-  wait_epoch(ready_flag(mine, args.peer), current_epoch(mine, 0), args.group, kTransportOp,
-             args.peer, 0);
+// ag_gemm, first kernel: wait until the peers have pulled the last slab, advance the epoch, copy x
+// (rows, row_bytes) into the stage and to its place in the gathered matrix, mark it gathered, and
+// tell every peer that it may be pulled. With args.pull it then copies the peers' slabs itself:
+// all blocks must be resident, as they wait for peers that wait for this rank's first half.
+__global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
+  uint32_t const epoch = current_epoch(mine, 1);
+  uint32_t const staged = load_relaxed(workspace_word(mine, kStagedOffset));
+  int const thread = threadIdx.x;
+  bool const is_peer = thread < group.world && thread != group.rank;
+  if (is_peer) {
+    wait_epoch(pulled_flag(mine, thread), staged, group, kTransportOp, thread, 0);
+  }
+  __syncthreads();
+  int64_t const vectors = args.row_bytes / 16;
+  int64_t const slab = args.rows * args.row_bytes;
+  char* gathered = static_cast<char*>(args.gathered);
+  copy_rows(stage(group, group.rank), gathered + group.rank * slab, args.row_bytes,
+            static_cast<char const*>(args.x), args.row_stride_bytes, args.rows, vectors);
+  fence_system();
+  if (last_block(mine, kTicketOffset)) {
+    fence_system();
+    if (thread == 0) {
+      store_relaxed(workspace_word(mine, kStagedOffset), epoch);
+      store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+    }
+    if (thread < FLUXGEN_MAX_CHUNKS) {
+      store_release_system(gathered_flag(mine, group.rank, thread), epoch);
+    }
+    if (is_peer) {
+      store_release_system(ready_flag(group.peers[thread], group.rank), epoch);
+    }
+  }
+  if (!args.pull) {
+    return;
+  }
+  for (int step = 1; step < group.world; ++step) {
+    int const peer = (group.rank + step) % group.world;
+    if (thread == 0) {
+      wait_epoch(ready_flag(mine, peer), epoch, group, kTransportOp, peer, 0);
+    }
+    __syncthreads();
+    copy_rows(gathered + peer * slab, nullptr, args.row_bytes, stage(group, peer),
+              args.row_bytes, args.rows, vectors);
+  }
+  fence_system();
+  // A ticket of its own: a block may be here before another has taken its first.
+  if (last_block(mine, kPullTicketOffset) && is_peer) {
+    for (int chunk = 0; chunk < FLUXGEN_MAX_CHUNKS; ++chunk) {
+      store_release_system(gathered_flag(mine, thread, chunk), epoch);
+    }
+    store_release_system(pulled_flag(group.peers[thread], group.rank), epoch);
+  }
+}
+
+// Between two copies of the copy-engine transport: raise the flag of what has just been copied,
+// tell its source if that was all of it, and wait for the next source. Negative: nothing to do.
+struct StepArguments {
+  fluxgen_group group;
+  int32_t source;
+  int32_t chunk;
+  int32_t pulled;
+  int32_t next;
+};
+
+__global__ void step_kernel(StepArguments args) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
+  uint32_t const epoch = current_epoch(mine, 0);
+  if (args.source >= 0) {
+    store_release_system(gathered_flag(mine, args.source, args.chunk), epoch);
+  }
+  if (args.pulled >= 0) {
+    store_release_system(pulled_flag(group.peers[args.pulled], group.rank), epoch);
+  }
+  if (args.next >= 0) {
+    wait_epoch(ready_flag(mine, args.next), epoch, group, kTransportOp, args.next, 0);
+  }
 }
 
 template <class T>
@@ -86,15 +146,15 @@ __device__ __forceinline__ __nv_bfloat162 from_float2(float2 p) { return __float
 template <>
 __device__ __forceinline__ __half2 from_float2(float2 p) { return __float22half2_rn(p); }
 
-// gemm_rs, last kernel: D (rows, n) = sum of the inbox over sources, fp32, in rank order, rounded
-// once: bitwise the same on every run. Chunk by chunk, so that early chunks are reduced while late
+// gemm_rs, last kernel: D (rows, n) = scale * (sum of the inbox over sources) + bias, fp32, in rank
+// order, rounded once: bitwise the same on every run. Chunk by chunk, so that early chunks are reduced while late
 // ones travel; the last block advances the epoch.
 template <class Pair>
 __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args args) {
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
   uint32_t const epoch = current_epoch(mine, 1);
-  char const* inbox = data_slab(group, group.rank, epoch, 0, 0);
+  char const* inbox = inbox_slab(group, group.rank, epoch, 0, 0);
   int64_t const vectors = args.n / 8;  // 16 bytes each
   int64_t const slab = args.rows * vectors;
   int64_t const chunk_rows = args.chunk_rows > 0 ? args.chunk_rows : args.rows;
@@ -134,20 +194,27 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
           }
         }
       }
+      int64_t const row = i / vectors;
+      int64_t const column = i - row * vectors;
+      Pair added[4] = {};
+      if (args.bias != nullptr) {
+        uint4 const raw = static_cast<uint4 const*>(args.bias)[column];
+        memcpy(added, &raw, 16);
+      }
       Pair rounded[4];
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
-        rounded[p] = from_float2<Pair>(sum[p]);
+        float2 const bias = to_float2(added[p]);
+        rounded[p] = from_float2<Pair>(
+            make_float2(sum[p].x * args.scale + bias.x, sum[p].y * args.scale + bias.y));
       }
-      int64_t const row = i / vectors;
-      int64_t const column = i - row * vectors;
       char* to = static_cast<char*>(args.d) + (row * args.d_row_stride + column * 8) * 2;
       uint4 out;
       memcpy(&out, rounded, 16);
       *reinterpret_cast<uint4*>(to) = out;
     }
   }
-  if (last_block(mine) && threadIdx.x == 0) {
+  if (last_block(mine, kTicketOffset) && threadIdx.x == 0) {
     store_relaxed(workspace_word(mine, kEpochOffset), epoch);
   }
 }
@@ -206,22 +273,93 @@ inline int begin(fluxgen_begin_args const& args, cudaStream_t stream, char* mess
     return refuse(message, size,
                   "x: expected rows of a positive multiple of 16 bytes at 16-byte aligned addresses");
   }
-  if (args.group.world * args.rows * args.row_bytes > args.group.half_bytes) {
-    return refuse(message, size, "the gathered slabs do not fit one half of the workspace");
+  if (args.gathered == nullptr || reinterpret_cast<uintptr_t>(args.gathered) % 16) {
+    return refuse(message, size, "gathered: expected a 16-byte aligned address");
   }
-  begin_kernel<<<block_count(args.blocks, args.rows), kThreads, 0, stream>>>(args);
+  if (args.rows * args.row_bytes > args.group.stage_bytes) {
+    return refuse(message, size, "the slab does not fit the stage of the workspace");
+  }
+  int64_t const work = (args.rows * (args.row_bytes / 16) + kThreads - 1) / kThreads;
+  // With pull, one block an SM at most: all are resident.
+  int const asked = args.pull && args.blocks <= 0 ? block_count(0, 1 << 30) / kBlocksPerSm
+                                                  : args.blocks;
+  begin_kernel<<<block_count(asked, work), kThreads, 0, stream>>>(args);
   return finish_launch(message, size, "begin");
 }
 
-inline int wait(fluxgen_wait_args const& args, cudaStream_t stream, char* message, int64_t size) {
+// Queue the pulls on `copy`, behind what is on `stream`; `forked` is an event for that order. Peers
+// in the order that the GEMM walks: K chunks piece by piece, row chunks source by source.
+inline int pull(fluxgen_pull_args const& args, cudaStream_t stream, cudaStream_t copy,
+                cudaEvent_t forked, char* message, int64_t size) {
   if (int const status = check_common(args, message, size)) {
     return status;
   }
-  if (args.peer < 0 || args.peer >= args.group.world) {
-    return refuse(message, size, "peer: expected 0 <= peer < world");
+  if (args.rows < 1 || args.row_bytes < 16 || args.row_bytes % 16 || args.gathered == nullptr ||
+      reinterpret_cast<uintptr_t>(args.gathered) % 16 || args.chunk_size < 0) {
+    return refuse(message, size,
+                  "gathered: expected rows of a positive multiple of 16 bytes at a 16-byte aligned "
+                  "address");
   }
-  wait_kernel<<<1, 1, 0, stream>>>(args);
-  return finish_launch(message, size, "wait");
+  bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
+  int64_t const extent = along_k ? args.row_bytes : args.rows;
+  int64_t const piece = args.chunk_size > 0 ? args.chunk_size : extent;
+  int const chunks = int((extent + piece - 1) / piece);
+  if (chunks > FLUXGEN_MAX_CHUNKS || args.rows * args.row_bytes > args.group.stage_bytes) {
+    return refuse(message, size, "expected at most 16 chunks of a slab that fits the stage");
+  }
+  cudaError_t error = cudaEventRecord(forked, stream);
+  if (error == cudaSuccess) {
+    error = cudaStreamWaitEvent(copy, forked, 0);
+  }
+  fluxgen_group const& group = args.group;
+  int const peers = group.world - 1;
+  int64_t const slab = args.rows * args.row_bytes;
+  StepArguments step{group, -1, -1, -1, -1};
+  for (int i = 0; i < peers * chunks && error == cudaSuccess; ++i) {
+    int const turn = along_k ? i % peers : i / chunks;
+    int const chunk = along_k ? i / peers : i % chunks;
+    int const source = (group.rank + 1 + turn) % group.world;
+    step.next = chunk == 0 ? source : -1;
+    if (step.source >= 0 || step.next >= 0) {
+      step_kernel<<<1, 1, 0, copy>>>(step);
+    }
+    int64_t const begin = chunk * piece;
+    int64_t const length = begin + piece < extent ? piece : extent - begin;
+    char* to = static_cast<char*>(args.gathered) + source * slab;
+    char const* from = stage(group, source);
+    error = along_k && chunks > 1
+                ? cudaMemcpy2DAsync(to + begin, size_t(args.row_bytes), from + begin,
+                                    size_t(args.row_bytes), size_t(length), size_t(args.rows),
+                                    cudaMemcpyDeviceToDevice, copy)
+                : cudaMemcpyAsync(to + begin * (along_k ? 1 : args.row_bytes),
+                                  from + begin * (along_k ? 1 : args.row_bytes),
+                                  size_t(length * (along_k ? args.rows : args.row_bytes)),
+                                  cudaMemcpyDeviceToDevice, copy);
+    step = {group, source, chunk, chunk == chunks - 1 ? source : -1, -1};
+  }
+  if (peers > 0 && error == cudaSuccess) {
+    step_kernel<<<1, 1, 0, copy>>>(step);
+  }
+  int const launched = finish_launch(message, size, "pull");
+  if (error != cudaSuccess && launched == FLUXGEN_OK) {
+    std::snprintf(message, size_t(size), "pull: %s", cudaGetErrorString(error));
+    return FLUXGEN_CUDA_ERROR;
+  }
+  return launched;
+}
+
+// Everything queued on `after` from now on waits for everything queued on `before` until now.
+inline int order(cudaStream_t before, cudaStream_t after, cudaEvent_t event, char* message,
+                 int64_t size) {
+  cudaError_t error = cudaEventRecord(event, before);
+  if (error == cudaSuccess) {
+    error = cudaStreamWaitEvent(after, event, 0);
+  }
+  if (error != cudaSuccess) {
+    std::snprintf(message, size_t(size), "order of streams: %s", cudaGetErrorString(error));
+    return FLUXGEN_CUDA_ERROR;
+  }
+  return FLUXGEN_OK;
 }
 
 inline int reduce(fluxgen_reduce_args const& args, cudaStream_t stream, char* message,
@@ -239,6 +377,9 @@ inline int reduce(fluxgen_reduce_args const& args, cudaStream_t stream, char* me
       (args.chunk_rows > 0 && (args.rows + args.chunk_rows - 1) / args.chunk_rows >
                                   FLUXGEN_MAX_CHUNKS)) {
     return refuse(message, size, "chunk_rows: expected at most 16 chunks");
+  }
+  if (args.bias != nullptr && reinterpret_cast<uintptr_t>(args.bias) % 16) {
+    return refuse(message, size, "bias: expected a 16-byte aligned address, or null");
   }
   if (args.group.world * args.rows * args.n * 2 > args.group.half_bytes) {
     return refuse(message, size, "the inbox does not fit one half of the workspace");
@@ -264,9 +405,17 @@ inline int reduce(fluxgen_reduce_args const& args, cudaStream_t stream, char* me
       fluxgen_begin_args const* args, void* stream, char* message, int64_t size) {             \
     return fluxgen::begin(*args, static_cast<cudaStream_t>(stream), message, size);            \
   }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_wait(                          \
-      fluxgen_wait_args const* args, void* stream, char* message, int64_t size) {              \
-    return fluxgen::wait(*args, static_cast<cudaStream_t>(stream), message, size);             \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_pull(                          \
+      fluxgen_pull_args const* args, void* stream, void* copy, void* forked, char* message,    \
+      int64_t size) {                                                                          \
+    return fluxgen::pull(*args, static_cast<cudaStream_t>(stream),                             \
+                         static_cast<cudaStream_t>(copy), static_cast<cudaEvent_t>(forked),    \
+                         message, size);                                                       \
+  }                                                                                            \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_order(                         \
+      void* before, void* after, void* event, char* message, int64_t size) {                   \
+    return fluxgen::order(static_cast<cudaStream_t>(before), static_cast<cudaStream_t>(after), \
+                          static_cast<cudaEvent_t>(event), message, size);                     \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_reduce(                        \
       fluxgen_reduce_args const* args, void* stream, char* message, int64_t size) {            \

@@ -62,7 +62,6 @@ def test_illegal_kernels_and_their_reasons(kernel, reason):
 @pytest.mark.parametrize(
     ("signature", "reason"),
     [
-        (Signature(Op.AG_GEMM, b_layout="kn"), "layout"),
         (Signature(Op.AG_GEMM, epilogue="bias"), "epilogue"),
     ],
 )

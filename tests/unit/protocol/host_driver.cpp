@@ -55,7 +55,7 @@ size_t size_of(char const* name) {
   FLUXGEN_SIZE(fluxgen_gemm_args)
   FLUXGEN_SIZE(fluxgen_reduce_args)
   FLUXGEN_SIZE(fluxgen_begin_args)
-  FLUXGEN_SIZE(fluxgen_wait_args)
+  FLUXGEN_SIZE(fluxgen_pull_args)
   FLUXGEN_SIZE(fluxgen_kernel_info)
   return 0;
 }
@@ -69,12 +69,16 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_gemm_args, groups)
   FLUXGEN_OFFSET(fluxgen_gemm_args, chunk_size)
   FLUXGEN_OFFSET(fluxgen_gemm_args, sms)
+  FLUXGEN_OFFSET(fluxgen_group, stage_bytes)
   FLUXGEN_OFFSET(fluxgen_group, peers)
   FLUXGEN_OFFSET(fluxgen_group, report)
   FLUXGEN_OFFSET(fluxgen_reduce_args, d)
+  FLUXGEN_OFFSET(fluxgen_reduce_args, scale)
   FLUXGEN_OFFSET(fluxgen_reduce_args, blocks)
   FLUXGEN_OFFSET(fluxgen_begin_args, row_stride_bytes)
-  FLUXGEN_OFFSET(fluxgen_wait_args, peer)
+  FLUXGEN_OFFSET(fluxgen_begin_args, pull)
+  FLUXGEN_OFFSET(fluxgen_pull_args, gathered)
+  FLUXGEN_OFFSET(fluxgen_pull_args, chunk_axis)
   FLUXGEN_OFFSET(fluxgen_kernel_info, smem_bytes)
   return size_t(-1);
 }
@@ -88,13 +92,14 @@ int64_t layout(char const* name) {
   if (!std::strcmp(name, "arrived_1_2")) return at(arrived_flag(base, 1, 2));
   if (!std::strcmp(name, "gathered_1_2")) return at(gathered_flag(base, 1, 2));
   if (!std::strcmp(name, "counters")) return at(chunk_counter(base, 0, 0));
-  if (!std::strcmp(name, "slab_epoch1_source2")) {
-    fluxgen_group group{};
-    group.world = 4;
-    group.half_bytes = 2048;
-    group.peers[3] = base;
-    return at(data_slab(group, 3, 1, 2, 256));
-  }
+  if (!std::strcmp(name, "pulled_1")) return at(pulled_flag(base, 1));
+  fluxgen_group group{};
+  group.world = 4;
+  group.stage_bytes = 3072;
+  group.half_bytes = 2048;
+  group.peers[3] = base;
+  if (!std::strcmp(name, "stage")) return at(stage(group, 3));
+  if (!std::strcmp(name, "inbox_epoch1_source2")) return at(inbox_slab(group, 3, 1, 2, 256));
   if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
   if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
   if (!std::strcmp(name, "abi_version")) return FLUXGEN_ABI_VERSION;
@@ -134,7 +139,7 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
       auto worker = [&](int part) {
         for (int owner = 0; owner < world; ++owner) {
           for (int i = part; i < slab; i += 2) {
-            auto* words = reinterpret_cast<uint32_t*>(data_slab(group, owner, epoch, rank, slab * 4));
+            auto* words = reinterpret_cast<uint32_t*>(inbox_slab(group, owner, epoch, rank, slab * 4));
             __atomic_store_n(&words[i], epoch * 1000003u + uint32_t(rank * slab + i),
                              __ATOMIC_RELAXED);
             signal_tile(group, owner, i / tiles, uint32_t(tiles), epoch);
@@ -151,7 +156,7 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
             return;
           }
           for (int i = chunk * tiles; i < (chunk + 1) * tiles; ++i) {
-            auto* words = reinterpret_cast<uint32_t*>(data_slab(group, rank, epoch, source, slab * 4));
+            auto* words = reinterpret_cast<uint32_t*>(inbox_slab(group, rank, epoch, source, slab * 4));
             uint32_t const value = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
             wrong += value != epoch * 1000003u + uint32_t(source * slab + i);
           }

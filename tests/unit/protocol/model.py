@@ -23,6 +23,7 @@ class Bug(enum.Enum):
     NO_READY = "copies do not wait for the peer's slab"
     RS_SKIPS_WAITS = "the reduction does not wait for all sources"
     SHARED_FLAGS = "copies and peers write the same block of flags"
+    NO_PULLED = "the stage is overwritten before the peers have pulled it"
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,16 @@ def program(rank: int, world: int, calls: str, bug: Bug):
     main: list[tuple] = []
     copy: list[tuple] = []
     peers = [(rank + i) % world for i in range(1, world)]
+    staged = 0
     for epoch, op in enumerate(calls, start=1):
         half = 0 if bug is Bug.SINGLE_BUFFER else epoch % 2
         gathered = "arrived" if bug is Bug.SHARED_FLAGS else "gathered"
         if op == "A":
-            main.append(("write", ("data", rank, half, rank), (epoch, op, rank)))
+            if staged and bug is not Bug.NO_PULLED:
+                main += [("wait", ("pulled", rank, p), staged) for p in peers]
+            staged = epoch
+            main.append(("write", ("stage", rank), (epoch, op, rank)))
+            main.append(("write", ("whole", rank, rank), (epoch, op, rank)))
             main.append(("write", (gathered, rank, rank), epoch))
             main += [("release", ("ready", p, rank), epoch) for p in peers]
             main.append(("fork", epoch))
@@ -55,21 +61,22 @@ def program(rank: int, world: int, calls: str, bug: Bug):
             for p in peers:
                 if bug is not Bug.NO_READY:
                     copy.append(("wait", ("ready", rank, p), epoch))
-                copy.append(("copy", ("data", p, half, p), ("data", rank, half, p), (epoch, op, p)))
+                copy.append(("copy", ("stage", p), ("whole", rank, p), (epoch, op, p)))
                 copy.append(("release", (gathered, rank, p), epoch))
+                copy.append(("release", ("pulled", p, rank), epoch))
             for s in [rank, *peers]:
                 main.append(("wait", (gathered, rank, s), epoch))
-                main.append(("read", ("data", rank, half, s), (epoch, op, s)))
+                main.append(("read", ("whole", rank, s), (epoch, op, s)))
             main.append(("join", len(copy)))
         else:
             for p in peers:
-                main.append(("send", ("data", p, half, rank), (epoch, op, rank)))
+                main.append(("send", ("inbox", p, half, rank), (epoch, op, rank)))
                 main.append(("release", ("arrived", p, rank), epoch))
-            main.append(("write", ("data", rank, half, rank), (epoch, op, rank)))
+            main.append(("write", ("inbox", rank, half, rank), (epoch, op, rank)))
             sources = sorted([rank, *peers])
             waited = sources[:1] if bug is Bug.RS_SKIPS_WAITS else sources
             main += [("wait", ("arrived", rank, s), epoch) for s in waited if s != rank]
-            main += [("read", ("data", rank, half, s), (epoch, op, s)) for s in sources]
+            main += [("read", ("inbox", rank, half, s), (epoch, op, s)) for s in sources]
     return tuple(main), tuple(copy)
 
 
@@ -81,7 +88,7 @@ def _push(pending: tuple, stream: int, slot: int, value, release: bool) -> tuple
     return _set(pending, stream, (*pending[stream], (slot, value, release)))
 
 
-_MEMORY = ("data", "ready", "arrived", "gathered")
+_MEMORY = ("stage", "whole", "inbox", "ready", "pulled", "arrived", "gathered")
 _INVISIBLE = ("send", "release", "fork", "start", "join", "wait")
 
 

@@ -27,8 +27,8 @@ def test_three_ranks_four_calls(calls):
     ("bug", "calls"),
     [
         (Bug.SINGLE_BUFFER, "RRRR"),
-        (Bug.SINGLE_BUFFER, "AAAA"),
-        (Bug.SINGLE_BUFFER, "ARAR"),
+        (Bug.NO_PULLED, "AAAA"),
+        (Bug.NO_PULLED, "RAAR"),
         (Bug.NO_FENCE, "RRRR"),
         (Bug.NO_FENCE, "AAAA"),
         (Bug.NO_READY, "AAAA"),

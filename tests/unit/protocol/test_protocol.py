@@ -52,12 +52,16 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_gemm_args", "groups"),
         ("fluxgen_gemm_args", "chunk_size"),
         ("fluxgen_gemm_args", "sms"),
+        ("fluxgen_group", "stage_bytes"),
         ("fluxgen_group", "peers"),
         ("fluxgen_group", "report"),
         ("fluxgen_reduce_args", "d"),
+        ("fluxgen_reduce_args", "scale"),
         ("fluxgen_reduce_args", "blocks"),
         ("fluxgen_begin_args", "row_stride_bytes"),
-        ("fluxgen_wait_args", "peer"),
+        ("fluxgen_begin_args", "pull"),
+        ("fluxgen_pull_args", "gathered"),
+        ("fluxgen_pull_args", "chunk_axis"),
         ("fluxgen_kernel_info", "smem_bytes"),
     ]:
         ours = getattr(abi.STRUCTS[struct], field).offset
@@ -69,12 +73,13 @@ def test_workspace_layout_matches_the_header():
     assert layout(b"epoch") == abi.EPOCH_OFFSET
     assert layout(b"aborted") == abi.ABORTED_OFFSET
     assert layout(b"ready") == abi.READY_OFFSET
+    assert layout(b"pulled_1") == abi.PULLED_OFFSET + 4
     assert layout(b"arrived_1_2") == abi.ARRIVED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
-    assert layout(b"gathered_1_2") == workspace.gathered_offset(1, 2)
+    assert layout(b"gathered_1_2") == abi.GATHERED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
     assert layout(b"counters") == abi.COUNTERS_OFFSET
-    assert layout(b"slab_epoch1_source2") == workspace.slab_offset(2048, 1, 2, 256)
-    assert workspace.slab_offset(2048, 2, 0, 256) == abi.DATA_OFFSET
-    assert workspace.workspace_bytes(2048) == abi.DATA_OFFSET + 2 * 2048
+    assert layout(b"stage") == abi.DATA_OFFSET
+    assert layout(b"inbox_epoch1_source2") == abi.DATA_OFFSET + 3072 + 2048 + 2 * 256
+    assert workspace.workspace_bytes(3072, 2048) == abi.DATA_OFFSET + 3072 + 2 * 2048
     assert layout(b"max_world") == abi.MAX_WORLD
     assert layout(b"max_chunks") == abi.MAX_CHUNKS
     assert layout(b"abi_version") == abi.ABI_VERSION

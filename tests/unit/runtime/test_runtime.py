@@ -18,10 +18,9 @@ from fluxgen.runtime.device import devices
 from fluxgen.runtime.kernels import fused_kernel
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.workspace import (
-    chunk_bounds,
     chunk_size,
     half_bytes,
-    slab_offset,
+    stage_bytes,
     workspace_bytes,
 )
 
@@ -29,27 +28,34 @@ AG, RS = Signature.of("ag_gemm"), Signature.of("gemm_rs")
 KERNEL = KernelConfig(128, 128, 64)
 
 
+def chunk_bounds(extent: int, size: int) -> list[tuple[int, int]]:
+    """Begin and end of each chunk, as the transport and the kernels cut them."""
+    step = size or extent
+    return [(begin, min(begin + step, extent)) for begin in range(0, extent, step)]
+
+
 @pytest.mark.parametrize(
-    ("problem", "half"),
+    ("problem", "stage", "half"),
     [
-        (Problem(AG, 1024, 512, 256, 8), 1024 * 256 * 2),
-        (Problem(RS, 1024, 512, 256, 8), 1024 * 512 * 2),
-        (Problem(AG, 262144, 64, 8192, 8), 2**32),
-        (Problem(RS, 131072, 4096, 64, 2), 2**30),
-        (Problem(AG, 1, 8, 8, 1), 1024),
+        (Problem(AG, 1024, 512, 256, 8), 128 * 256 * 2, 0),
+        (Problem(RS, 1024, 512, 256, 8), 0, 1024 * 512 * 2),
+        (Problem(AG, 262144, 64, 8192, 1), 2**32, 0),
+        (Problem(RS, 131072, 4096, 64, 2), 0, 2**30),
+        (Problem(AG, 1, 8, 8, 1), 1024, 0),
     ],
 )
-def test_halves_hold_all_slabs_and_count_beyond_32_bits(problem, half):
+def test_buffers_hold_all_slabs_and_count_beyond_32_bits(problem, stage, half):
     """C05, C07."""
+    assert stage_bytes(problem) == stage
     assert half_bytes(problem) == half
-    assert workspace_bytes(half) == abi.DATA_OFFSET + 2 * half
-    slab = problem.m_local * 512
-    assert slab_offset(half, 1, 3, slab) == abi.DATA_OFFSET + half + 3 * slab
+    assert workspace_bytes(stage, half) == abi.DATA_OFFSET + stage + 2 * half
 
 
 def test_an_absurd_workspace_is_refused():
     with pytest.raises(UsageError, match="split the call"):
-        half_bytes(Problem(AG, 2**31 - 8, 8, 2**20, 8))
+        stage_bytes(Problem(AG, 2**31 - 8, 8, 2**20, 8))
+    with pytest.raises(UsageError, match="split the call"):
+        half_bytes(Problem(RS, 2**31 - 8, 2**20, 8, 8))
 
 
 @given(st.integers(1, 5000), st.integers(1, 16), st.sampled_from([64, 128, 256]))

@@ -1,0 +1,47 @@
+"""From a problem and its configuration to the argument structs of the compiled libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.problem import Problem
+from fluxgen.runtime import abi
+from fluxgen.runtime.workspace import chunk_size
+
+__all__ = ["gemm_args", "pull_args", "row_stride"]
+
+
+def gemm_args(
+    group: abi.Group, problem: Problem, kernel: KernelConfig, run: RunConfig
+) -> abi.GemmArgs:
+    """All of a GEMM's arguments but its operands; ``sms`` as the configuration has it."""
+    args = abi.GemmArgs(group=group)
+    args.rows, args.n, args.k = problem.m_local, problem.n, problem.k
+    args.chunk_axis = abi.CHUNK_AXES[run.chunk_axis.value]
+    args.chunk_size = chunk_size(problem, kernel, run)
+    args.group_count = len(run.groups)
+    for i, size in enumerate(run.groups):
+        args.groups[i] = size
+    args.panel, args.span, args.sms = run.panel, run.span, run.sms
+    return args
+
+
+def pull_args(
+    group: abi.Group, gathered: int, problem: Problem, kernel: KernelConfig, run: RunConfig
+) -> abi.PullArgs:
+    """The copy-engine transport of an ag_gemm into the matrix at address ``gathered``."""
+    size, item = chunk_size(problem, kernel, run), problem.signature.dtype.bytes
+    return abi.PullArgs(
+        group=group,
+        gathered=gathered,
+        rows=problem.m_local,
+        row_bytes=problem.k * item,
+        chunk_size=size * item if run.chunk_axis is ChunkAxis.K else size,
+        chunk_axis=abi.CHUNK_AXES[run.chunk_axis.value],
+    )
+
+
+def row_stride(weight: Any) -> int:
+    """Elements between the rows of a weight (n, k), or of the (k, n) that it transposes."""
+    return int(weight.stride(0) if weight.stride(1) == 1 else weight.stride(1))

@@ -19,6 +19,8 @@ _NEED_TORCH = {
     "matmul_reduce_scatter": "fluxgen.runtime.ops",
     "explain": "fluxgen.runtime.dispatch",
     "strict": "fluxgen.runtime.dispatch",
+    "check_timeouts": "fluxgen.runtime.groups",
+    "reset": "fluxgen.runtime.groups",
 }
 
 

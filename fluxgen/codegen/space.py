@@ -167,7 +167,7 @@ def why_illegal(
     slab = rows * run.span
     if kernel.tile_m > 64 and kernel.tile_m >= 2 * slab:
         return f"tiles of {kernel.tile_m} rows are at least half padding for slabs of {slab} rows"
-    columns = ceil_div(problem.n, kernel.cluster_n * kernel.tile_n)
+    columns = panel_limit(problem, kernel)
     if run.panel > columns:
         return f"panel {run.panel} is wider than the {columns} clusters along n"
     if not 1 <= run.chunks <= MAX_CHUNKS:
@@ -194,6 +194,11 @@ def why_illegal(
 
 AG_TRANSPORTS = (Transport.COPY_ENGINE_PULL, Transport.SM_COPY)
 """What carries ag_gemm over NVLink."""
+
+
+def panel_limit(problem: Problem, kernel: KernelConfig) -> int:
+    """The widest panel: clusters along n."""
+    return ceil_div(problem.n, kernel.cluster_n * kernel.tile_n)
 
 
 def default_transport(op: Op, link: LinkKind) -> Transport:

@@ -67,6 +67,14 @@ class KernelError(FluxgenError):
         self.code = code
 
 
+class AgreementError(UsageError):
+    """The ranks of a group do not make the same call, or chose differently; names the ranks."""
+
+
+class CaptureError(FluxgenError, RuntimeError):
+    """A call inside a CUDA graph capture needs what only a call outside can prepare."""
+
+
 class CommTimeout(FluxgenError):
     """A device-side wait passed its deadline.
 

@@ -1,9 +1,9 @@
 """Which path an op takes and why: ``decide``, ``explain``, ``strict``.
 
-Only the unfused path exists for the ops so far: the matmul of the device's own library and the
-group's own collective. So every :class:`Decision` says ``unfused``, and its ``reason`` says what
-stood in the way of anything else: there is no GPU, no record, the record says that the baseline
-wins, or there is a winner that the ops cannot run yet.
+A :class:`Decision` is ``fused`` where a record names a kernel that is compiled and legal for the
+call; else ``unfused`` (the device library's matmul and the group's own collective), with the
+reason. It follows from the call and the machine alone; :mod:`fluxgen.runtime.groups` makes sure
+that all ranks of the group come to the same.
 
 Settings here hold for the whole process, not for one thread: backward passes run on threads of
 autograd's own, and a rank that decides otherwise there than in its forward would be a surprise.
@@ -18,29 +18,47 @@ import functools
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import torch
 
+from fluxgen.codegen.space import why_illegal
+from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import FluxgenError, UnsupportedError
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.db.lookup import default_lookup
+from fluxgen.db.result import LookupResult
+from fluxgen.runtime import kernels
 from fluxgen.runtime.device import devices
 
 RECENT = 256
 """Decisions that :func:`explain` can look back on."""
 
-__all__ = ["RECENT", "Cause", "Decision", "Explanation", "decide", "explain", "strict"]
+__all__ = [
+    "RECENT",
+    "Call",
+    "Cause",
+    "Decision",
+    "Explanation",
+    "Winner",
+    "decide",
+    "explain",
+    "note",
+    "strict",
+    "warn_once",
+]
 
 _log = logging.getLogger("fluxgen.runtime")
 
 
 class Cause(str, enum.Enum):
-    """Why the unfused path ran, as one word."""
+    """Why a path ran, as one word."""
 
+    FUSED = "fused"
+    """A compiled kernel serves the call."""
     NOTHING_TO_DO = "nothing_to_do"
     """A size is zero."""
     ONE_RANK = "one_rank"
@@ -56,12 +74,18 @@ class Cause(str, enum.Enum):
     BASELINE = "baseline"
     """A record says that the unfused path is the fastest here."""
     NOT_BUILT = "not_built"
-    """A record names a kernel, but the ops cannot run kernels yet."""
+    """A record names a kernel that is not compiled on this machine."""
+    BIAS = "bias"
+    """A bias that is part of one rank's product: no kernel adds it before the reduction."""
+    UNEVEN = "uneven"
+    """The ranks hold sizes that differ."""
+    NO_PEERS = "no_peers"
+    """The ranks cannot address each other's memory."""
 
     @property
     def falls_back(self) -> bool:
         """Whether a fused kernel could have had work to do: what ``strict`` refuses."""
-        return self not in (Cause.NOTHING_TO_DO, Cause.ONE_RANK)
+        return self not in (Cause.FUSED, Cause.NOTHING_TO_DO, Cause.ONE_RANK)
 
     @property
     def surprises(self) -> bool:
@@ -70,21 +94,79 @@ class Cause(str, enum.Enum):
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of an op as a decision sees it: no data, no addresses.
+
+    Attributes:
+        op: which. m: global rows. k: columns of x. ns: n of each weight.
+        layouts: ``nk`` or ``kn`` of each weight. dtype, device: of the operands. tp: ranks.
+        dims, cut: dims of x, and which of them the ranks cut. sizes: x's sizes but the last.
+        bias: gemm_rs only: ``none``, ``replicated`` or ``partial``.
+        reduce_op: gemm_rs only. return_gathered: ag_gemm only.
+    """
+
+    op: Op
+    m: int
+    ns: tuple[int, ...]
+    k: int
+    dtype: torch.dtype
+    device: torch.device
+    tp: int
+    layouts: tuple[str, ...] = ("nk",)
+    cut: int = 0
+    sizes: tuple[int, ...] = ()
+    bias: str = "none"
+    reduce_op: str = "sum"
+    return_gathered: bool = False
+
+    @property
+    def key(self) -> str:
+        """``ag_gemm/bfloat16/m4096-n3584-k4096-tp8``."""
+        name = str(self.dtype).removeprefix("torch.")
+        kn = "" if set(self.layouts) == {"nk"} else "/" + ",".join(self.layouts)
+        return f"{self.op.value}/{name}/m{self.m}-n{sum(self.ns)}-k{self.k}-tp{self.tp}{kn}"
+
+
+@dataclass(frozen=True)
+class Winner:
+    """What a fused call runs.
+
+    Attributes:
+        problems: one for each weight. kernels: its compiled signature, one for each weight.
+        kernel, run: the configuration. arch: ``sm90``. artefacts: content keys of the libraries.
+        digest: of the record and the asked key, see ``LookupResult``.
+    """
+
+    problems: tuple[Problem, ...]
+    kernel: KernelConfig
+    run: RunConfig
+    arch: str
+    artefacts: tuple[str, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
 class Decision:
     """What one call runs.
 
     Attributes:
-        path: ``"unfused"``, the only path of the ops so far. reason: why, one line.
-        key: op, dtype, m, n, k and tp (m global, n and k local). cause: the reason as one word.
+        path: ``"fused"`` or ``"unfused"``. reason: why, one line. cause: the reason as one word.
+        key: op, dtype, m, n, k and tp (m global, n and k local; several weights: their summed n).
+        winner: what the fused path runs, None for the unfused one.
     """
 
     path: str
     reason: str
     key: str
     cause: Cause
+    winner: Winner | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.path}: {self.reason}"
+
+    def unfused(self, cause: Cause, reason: str) -> Decision:
+        """The same call on the unfused path."""
+        return Decision("unfused", reason, self.key, cause)
 
 
 class Explanation:
@@ -155,32 +237,26 @@ def strict() -> Iterator[None]:
             _strict_depth -= 1
 
 
-def decide(
-    op: Op, m: int, n: int, k: int, *, dtype: torch.dtype, device: torch.device, tp: int
-) -> Decision:
-    """The path of one call, noted for :func:`explain`.
-
-    Args:
-        op: which op. m: global rows. n, k: local GEMM sizes (several weights: their summed n).
-        dtype, device: of the operands. tp: ranks of the group.
+def note(decision: Decision) -> None:
+    """Keep a decision that is about to be carried out for :func:`explain`.
 
     Raises:
-        UnsupportedError: under :func:`strict`, when the call would fall back.
+        UnsupportedError: under :func:`strict`, when the call falls back.
     """
-    decision = _decide(op, m, n, k, dtype, device, tp)
-    with _lock:
-        _recent.append(decision)
-        for listener in _listeners:
-            listener.decisions.append(decision)
-        refuse = _strict_depth > 0 and decision.cause.falls_back
-    if refuse:
+    _recent.append(decision)  # atomic
+    if _listeners:
+        with _lock:
+            for listener in _listeners:
+                listener.decisions.append(decision)
+    if decision.cause is Cause.FUSED:
+        return
+    if _strict_depth > 0 and decision.cause.falls_back:
         raise UnsupportedError(
             f"{decision.key}: strict() allows no unfused path, and the fused one cannot run: "
             f"{decision.reason}"
         )
     if decision.cause.surprises:
         warn_once(decision.cause.value, f"{decision}")
-    return decision
 
 
 def warn_once(about: str, message: str) -> None:
@@ -196,37 +272,80 @@ def warn_once(about: str, message: str) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _decide(
-    op: Op, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, tp: int
-) -> Decision:
-    cause, reason = _why(op, m, n, k, dtype, device, tp)
-    name = str(dtype).removeprefix("torch.")
-    return Decision("unfused", reason, f"{op.value}/{name}/m{m}-n{n}-k{k}-tp{tp}", cause)
+def decide(call: Call) -> Decision:
+    """The path of one call on this rank, from what this machine has."""
+    cause, reason, winner = _why(call)
+    return Decision("fused" if winner else "unfused", reason, call.key, cause, winner)
 
 
-def _why(
-    op: Op, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, tp: int
-) -> tuple[Cause, str]:
-    if min(m, n, k) == 0:
-        return Cause.NOTHING_TO_DO, "a size is zero, nothing to communicate or multiply"
-    if tp == 1:
-        return Cause.ONE_RANK, "one rank: a plain matmul, nothing to communicate"
-    if device.type != "cuda" or torch.version.cuda is None:
-        return Cause.NO_GPU, f"no CUDA GPU: the tensors are on {device}"
+def _why(call: Call) -> tuple[Cause, str, Winner | None]:
+    if min(call.m, *call.ns, call.k) == 0:
+        return Cause.NOTHING_TO_DO, "a size is zero, nothing to communicate or multiply", None
+    if call.tp == 1:
+        return Cause.ONE_RANK, "one rank: a plain matmul, nothing to communicate", None
+    if call.device.type != "cuda" or torch.version.cuda is None:
+        return Cause.NO_GPU, f"no CUDA GPU: the tensors are on {call.device}", None
+    if call.bias == "partial":
+        return Cause.BIAS, "no kernel adds a bias before the reduction (bias_mode='partial')", None
     try:
-        the_dtype = DType.parse(str(dtype))
+        dtype = DType.parse(str(call.dtype))
     except FluxgenError as error:
-        return Cause.DTYPE, str(error)
+        return Cause.DTYPE, str(error), None
     try:
-        gpu = devices()[device.index or 0].gpu
+        gpu = devices()[call.device.index or 0].gpu
         link = LinkKind.NVLINK if gpu.nvlink_gbs > 0 else LinkKind.PCIE
-        topology = Topology.of(gpu, link, tp)
-        problem = Problem(Signature.of(op, the_dtype), m, n, k, tp)
+        topology = Topology.of(gpu, link, call.tp)
+        found = _look_up(call, dtype, topology)
     except (FluxgenError, IndexError) as error:
-        return Cause.DEVICE, f"the fused kernels cannot serve this device or group: {error}"
-    found = default_lookup()(problem, topology)
+        return Cause.DEVICE, f"the fused kernels cannot serve this device or group: {error}", None
     if found.record is None:
-        return Cause.NO_RECORD, f"no record: {found.text}"
-    if found.kernel is None:
-        return Cause.BASELINE, f"record says baseline: {found.text}"
-    return Cause.NOT_BUILT, f"the fused path of the ops is not built yet; found {found.text}"
+        return Cause.NO_RECORD, f"no record: {found.text}", None
+    if found.kernel is None or found.run is None:
+        return Cause.BASELINE, f"record says baseline: {found.text}", None
+    return _winner(call, dtype, topology, found, found.kernel, found.run)
+
+
+def _look_up(call: Call, dtype: DType, topology: Topology) -> LookupResult:
+    """The record of the call's own signature, else of the plain one.
+
+    The layout of the weight and whether the gathered x is returned hardly change what is best, and
+    models are tuned without them.
+    """
+    plain = Signature.of(call.op, dtype)
+    exact = replace(plain, b_layout=call.layouts[0], return_gathered=call.return_gathered)
+    found = None
+    for signature in dict.fromkeys((exact, plain)):
+        found = default_lookup()(
+            Problem(signature, call.m, sum(call.ns), call.k, call.tp), topology
+        )
+        if found.record is not None:
+            break
+    assert found is not None
+    return found
+
+
+def _winner(
+    call: Call,
+    dtype: DType,
+    topology: Topology,
+    found: LookupResult,
+    kernel: KernelConfig,
+    run: RunConfig,
+) -> tuple[Cause, str, Winner | None]:
+    plain = Signature.of(call.op, dtype)
+    arch = topology.gpu.arch
+    problems, artefacts = [], []
+    for n, layout in zip(call.ns, call.layouts, strict=True):
+        problem = Problem(replace(plain, b_layout=layout), call.m, n, call.k, call.tp)
+        # One of several weights is narrower than the record's n.
+        fits = why_illegal(problem, topology, kernel, replace(run, panel=0))
+        if fits is not None:
+            return Cause.NO_RECORD, f"the record does not fit {problem.key}: {fits}", None
+        try:
+            artefacts.append(kernels.artefact_key(problem.signature, kernel, arch))
+        except FluxgenError as error:
+            reason = f"{found.text}, which cannot be loaded: {error}"
+            return Cause.NOT_BUILT, reason, None
+        problems.append(problem)
+    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts), found.digest)
+    return Cause.FUSED, found.text, winner

@@ -12,14 +12,12 @@ does: not in fp32 for 16-bit types. An average is the sum, divided afterwards by
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from fluxgen.core.errors import UsageError
 from fluxgen.runtime.dispatch import warn_once
 
 __all__ = ["all_gather", "all_gather_matmul", "matmul_reduce_scatter", "reduce_scatter"]
@@ -27,9 +25,6 @@ __all__ = ["all_gather", "all_gather_matmul", "matmul_reduce_scatter", "reduce_s
 # Torch 2.13 renamed both and warns of the old names.
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-_agreed: weakref.WeakKeyDictionary[Any, set[tuple[object, ...]]] = weakref.WeakKeyDictionary()
-"""What the ranks of each live group have already compared."""
 
 
 def all_gather_matmul(
@@ -44,11 +39,7 @@ def all_gather_matmul(
     Args:
         x: (..., S/W at ``dim``, ..., K), equally long on every rank. weights: of (N_i, K).
         biases: (N_i,) or None for each weight, this rank's own. dim: not the last.
-
-    Raises:
-        UsageError: at the group's first call with this K, on every rank, when x differs.
     """
-    _agree(group, "all_gather", x.shape[-1], x, dim, 0)
     gathered = all_gather(x, group, dim)
     pairs = zip(weights, biases, strict=True)
     return [torch.nn.functional.linear(gathered, w, b) for w, b in pairs], gathered
@@ -68,13 +59,8 @@ def matmul_reduce_scatter(
     Args:
         x: (..., S at ``dim``, ..., K), W divides S. w: (N, K). dim: not the last.
         bias: (N,). bias_mode: ``replicated`` adds it after the reduction, ``partial`` before.
-
-    Raises:
-        UsageError: at the group's first call with this N, on every rank, when x differs or a
-            replicated bias is missing on some ranks.
     """
     replicated = bias_mode == "replicated"
-    _agree(group, "reduce_scatter", w.shape[0], x, dim, bias is not None if replicated else 2)
     partial = torch.nn.functional.linear(x, w, None if replicated else bias)
     out = reduce_scatter(partial, group, dim, reduce_op)
     if bias is not None and replicated:
@@ -111,42 +97,3 @@ def reduce_scatter(
         if reduce_op == "avg":
             out.div_(world)
     return out.movedim(0, dim)
-
-
-def _agree(
-    group: dist.ProcessGroup, collective: str, width: int, x: torch.Tensor, dim: int, bias: int
-) -> None:
-    """Compare the call with the other ranks', once for each collective and width of a group.
-
-    ``width`` is what all ranks share even where a layer is cut unevenly (K of a gather, N of a
-    reduction), so that all of them come here in the same call. One small collective and one wait
-    of the host, not again afterwards.
-    """
-    about = (collective, width)
-    seen = _agreed.setdefault(group, set())
-    if group.size() == 1 or about in seen:
-        return
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        return
-    names = ("dtype", "dims", "cut dim", "bias", "width", "leading sizes")
-    dtypes = sorted(str(v) for v in vars(torch).values() if isinstance(v, torch.dtype))
-    sizes = list(x.shape[:-1])[:8]
-    mine = torch.tensor(
-        [dtypes.index(str(x.dtype)), x.dim(), dim, bias, width, *sizes, *[-1] * (8 - len(sizes))],
-        device=x.device,
-    )
-    every = mine.new_empty(group.size() * mine.numel())
-    _gather_into(every, mine, group=group)
-    rows = every.view(group.size(), -1).tolist()
-    calls = []
-    for row in rows:
-        has_bias = ("no", "yes", "partial")[row[3]]
-        shown = (dtypes[row[0]], row[1], row[2], has_bias, row[4], [s for s in row[5:] if s >= 0])
-        calls.append(", ".join(f"{k} {v}" for k, v in zip(names, shown, strict=True)))
-    if any(row != rows[0] for row in rows):
-        listed = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-        raise UsageError(
-            f"{collective}: the ranks of the group make different calls: {listed}. All of it must "
-            "be equal. A bias that not every rank has needs bias_mode='partial' on every rank"
-        )
-    seen.add(about)

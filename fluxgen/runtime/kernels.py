@@ -24,14 +24,31 @@ def source_of(rendered: Rendered) -> Source:
     return Source.of(rendered.name, rendered.text, rendered.arch, abi=str(abi.ABI_VERSION))
 
 
-def _path(rendered: Rendered, store: Store) -> Path:
+def _key(rendered: Rendered, store: Store) -> str:
     artifact = store.find(source_of(rendered))
     if artifact is None:
         raise StoreError(
             f"{rendered.name} is not compiled in this store; run `fluxgen build` (with --model for "
             "the kernels of a model)"
         )
-    return store.load_path(artifact.key)
+    return artifact.key
+
+
+def _path(rendered: Rendered, store: Store) -> Path:
+    return store.load_path(_key(rendered, store))
+
+
+def artefact_key(
+    signature: Signature, kernel: KernelConfig, arch: str, root: Path | None = None
+) -> str:
+    """The content key of the compiled kernel; everything in it and the support library load.
+
+    Raises:
+        StoreError, KernelError: as :func:`fused_kernel`.
+    """
+    support_kernels(arch, root)
+    fused_kernel(signature, kernel, arch, root)
+    return _key(render_kernel(signature, arch, kernel), Store(root))
 
 
 @lru_cache(maxsize=256)

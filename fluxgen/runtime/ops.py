@@ -3,8 +3,9 @@
 Both are ``torch.library`` custom ops (``torch.ops.fluxgen.*``, the group by name as functional
 collectives take it) with fake kernels and autograd, behind two functions that check arguments.
 Checks look at this rank's arguments alone and come before anything is sent, so ranks that make
-the same wrong call get the same error. Today every call takes the unfused path
-(:mod:`fluxgen.runtime.fallback`); :func:`fluxgen.runtime.dispatch.explain` says why.
+the same wrong call get the same error. Then :mod:`fluxgen.runtime.groups` has the ranks agree on a
+path, once for each call; :mod:`fluxgen.runtime.fused` or :mod:`fluxgen.runtime.fallback` runs it,
+and :func:`fluxgen.runtime.dispatch.explain` says which and why.
 
 Every rank of the group must make the same calls in the same order, with tensors that require
 gradients on all ranks or on none: backward communicates too.
@@ -21,6 +22,9 @@ import torch.distributed as dist
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, ceil_div
 from fluxgen.runtime import autograd, dispatch, fallback
+from fluxgen.runtime.dispatch import Call
+from fluxgen.runtime.fused import layout_of
+from fluxgen.runtime.groups import state_of
 
 __all__ = ["Group", "all_gather_matmul", "group_of", "matmul_reduce_scatter", "member_of"]
 
@@ -61,7 +65,10 @@ def all_gather_matmul(
 
     Raises:
         UsageError: (a ValueError) an argument does not fit; names it, with values.
+        AgreementError: (a ValueError) other ranks make another call, or none; names them.
         UnsupportedError: under ``dispatch.strict()``, with the reason.
+        CaptureError: the first call of this kind, inside a CUDA graph capture.
+        CommTimeout: an earlier call of this group waited for a rank past its deadline.
     """
     single = isinstance(w, torch.Tensor)
     weights: list[Any] = [w] if single else _listed("w", w)
@@ -120,8 +127,8 @@ def matmul_reduce_scatter(
     Raises:
         UsageError: (a ValueError) an argument does not fit; names it, with values. Before
             anything is sent, except that differences between ranks (a replicated bias that some
-            lack) are found by comparing, at the group's first call with this N.
-        UnsupportedError: under ``dispatch.strict()``, with the reason.
+            lack) are found by comparing, the first time that this call is made.
+        UnsupportedError, CaptureError, CommTimeout: as :func:`all_gather_matmul`.
     """
     name, tp = group_of(group)
     _check_x(x)
@@ -276,20 +283,46 @@ def _gather_impl(
     gather_dim: int,
     return_gathered: bool,
 ) -> list[torch.Tensor]:
-    k = x.shape[-1]
-    if w:
-        m = x.shape[:-1].numel() * tp
-        n = sum(weight.shape[0] for weight in w)
-        dispatch.decide(Op.AG_GEMM, m, n, k, dtype=x.dtype, device=x.device, tp=tp)
+    process_group = _resolve(group)
     given = iter(bias)
     biases = [next(given) if has else None for has in has_bias]
-    outs, gathered = fallback.all_gather_matmul(x, w, biases, _resolve(group), gather_dim)
+    winner = None
+    if w:
+        state = state_of(process_group)
+        key = (
+            x.shape, gather_dim, x.dtype, x.device, return_gathered,
+            *[(weight.shape, weight.stride()) for weight in w],
+        )  # fmt: skip
+
+        def describe() -> Call:
+            return Call(
+                Op.AG_GEMM, x.shape[:-1].numel() * tp, tuple(weight.shape[0] for weight in w),
+                x.shape[-1], x.dtype, x.device, tp, tuple(map(layout_of, w)), gather_dim,
+                tuple(x.shape[:-1]), return_gathered=return_gathered,
+            )  # fmt: skip
+
+        decision = state.entry(key, describe).decision
+        dispatch.note(decision)
+        winner = decision.winner
+    if winner is None:
+        outs, gathered = fallback.all_gather_matmul(x, w, biases, process_group, gather_dim)
+        if return_gathered and gathered is x:
+            # A custom op may not return its input.
+            gathered = gathered.clone(memory_format=torch.contiguous_format)
+    else:
+        with state.lock:
+            assert state.fused is not None
+            rows = x.movedim(gather_dim, 0)
+            outs, gathered = state.fused.all_gather_matmul(winner, rows.reshape(-1, x.shape[-1]), w)
+        for out, b in zip(outs, biases, strict=True):
+            if b is not None:
+                out.add_(b)
+        lead = (rows.shape[0] * tp, *rows.shape[1:-1])
+        outs = [out.view(*lead, -1).movedim(0, gather_dim) for out in outs]
+        gathered = gathered.view(*lead, -1).movedim(0, gather_dim)
+    # Nor may it return a stride that its fake does not have.
     outs = [out.contiguous() for out in outs]
-    if return_gathered:
-        # A custom op may not return its input, nor a stride that its fake does not have.
-        outs.append(gathered.clone(memory_format=torch.contiguous_format)
-                    if gathered is x else gathered.contiguous())  # fmt: skip
-    return outs
+    return [*outs, gathered.contiguous()] if return_gathered else outs
 
 
 def _gather_fake(
@@ -318,13 +351,32 @@ def _scatter_impl(
     reduce_op: str,
     bias_mode: str,
 ) -> torch.Tensor:
-    n, k = w.shape
-    m = x.shape[:-1].numel()
-    dispatch.decide(Op.GEMM_RS, m, n, k, dtype=x.dtype, device=x.device, tp=tp)
-    out = fallback.matmul_reduce_scatter(
-        x, w, bias, _resolve(group), scatter_dim, reduce_op, bias_mode
-    )
-    return out.contiguous()
+    process_group = _resolve(group)
+    state = state_of(process_group)
+    kind = bias_mode if bias_mode == "partial" or bias is not None else "none"
+    key = (x.shape, w.shape, w.stride(), scatter_dim, x.dtype, x.device, kind, reduce_op)
+
+    def describe() -> Call:
+        return Call(
+            Op.GEMM_RS, x.shape[:-1].numel(), (w.shape[0],), w.shape[1], x.dtype, x.device, tp,
+            (layout_of(w),), scatter_dim, tuple(x.shape[:-1]), kind, reduce_op,
+        )  # fmt: skip
+
+    decision = state.entry(key, describe).decision
+    dispatch.note(decision)
+    if decision.winner is None:
+        return fallback.matmul_reduce_scatter(
+            x, w, bias, process_group, scatter_dim, reduce_op, bias_mode
+        ).contiguous()
+    rows = x.movedim(scatter_dim, 0)
+    with state.lock:
+        assert state.fused is not None
+        out = state.fused.matmul_reduce_scatter(
+            decision.winner, rows.reshape(-1, w.shape[1]), w, bias,
+            1.0 / tp if reduce_op == "avg" else 1.0,
+        )  # fmt: skip
+    lead = (rows.shape[0] // tp, *rows.shape[1:-1])
+    return out.view(*lead, -1).movedim(0, scatter_dim).contiguous()
 
 
 def _scatter_fake(

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fluxgen.runtime import dispatch, fallback, ops
+from fluxgen.runtime.groups import state_of
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
 from tests.dist.numbers import integers, raised, same
 
@@ -89,13 +90,13 @@ def test_ranks_that_differ_are_named_on_every_rank(ranks):
     results = ranks(_differences)
     assert all(result == results[0] for result in results)
     expected = (
-        ("bias yes", "bias no", "bias_mode='partial'"),
+        ("bias replicated", "bias none", "bias_mode='partial'"),
         ("rank 2: ", "leading sizes [12]"),
         ("rank 1: ", "leading sizes [3]"),
         ("rank 3: dtype torch.float16", "rank 0: dtype torch.float32"),
     )
     for (kind, text), parts in zip(results[0], expected, strict=True):
-        assert kind == "UsageError"
+        assert kind == "AgreementError"
         assert all(part in text for part in parts), text
 
 
@@ -176,7 +177,7 @@ def _strict(groups, rank):
     assert len(seen.decisions) == 3
     assert lines == [
         "ag_gemm/float32/m32-n5-k6-tp4: unfused: no CUDA GPU: the tensors are on cpu (2x)",
-        "gemm_rs/float32/m32-n6-k5-tp4: unfused: no CUDA GPU: the tensors are on cpu (1x)",
+        "gemm_rs/float32/m32-n6-k5-tp4/kn: unfused: no CUDA GPU: the tensors are on cpu (1x)",
     ]
     assert dispatch.explain().decisions[-1] == seen.decisions[-1]
     with dispatch.strict():
@@ -263,22 +264,69 @@ def test_collectives_get_contiguous_tensors(ranks):  # D03: NCCL reads strides w
 
 
 def _agrees_once(groups, rank):
-    group = groups["w4"]
-    sent = []
-    real = fallback._gather_into
+    """The comparisons made by each of several calls."""
+    state = state_of(groups["w4"])
+    x, w = torch.ones(2, 47), torch.ones(5, 47)
+    counts = []
+    for call in (
+        lambda: all_gather_matmul(x, w, group=groups["w4"]),
+        lambda: all_gather_matmul(x, w, group=groups["w4"]),
+        lambda: all_gather_matmul(x[:1], w, group=groups["w4"]),
+        lambda: all_gather_matmul(x, w, group=groups["w4"]),
+        lambda: matmul_reduce_scatter(torch.ones(8, 3), torch.ones(61, 3), group=groups["w4"]),
+    ):
+        before = state._ledger._count if state._ledger else 1
+        call()
+        counts.append(state._ledger._count - before)
+    return counts
 
-    def counted(out, rows, group):
-        sent.append(out.numel())
-        return real(out, rows, group=group)
 
-    fallback._gather_into = counted
+def test_a_call_is_compared_once(ranks):
+    assert ranks(_agrees_once) == [[1, 0, 1, 0, 1]] * 4
+
+
+def _uneven(groups, rank):
+    """Layers that do not divide evenly, where some ranks come upon a size again and others not."""
+    group = groups["w3"] if rank < 3 else None
+    if group is None:
+        return
+    x = torch.ones(2, 53)
+    for sizes in ((34, 33, 33), (33, 33, 34), (33, 34, 34), (33, 33, 33)):
+        y = all_gather_matmul(x, torch.ones(sizes[rank], 53), group=group)
+        same(y, torch.full((6, sizes[rank]), 53.0))
+    for sizes in ((34, 33, 33), (33, 33, 34), (33, 34, 34)):
+        k = sizes[rank]
+        y = matmul_reduce_scatter(torch.ones(6, k), torch.ones(7, k), group=group)
+        same(y, torch.full((2, 7), float(sum(sizes))))
+
+
+def test_uneven_layers_take_the_unfused_path_together(ranks):
+    ranks(_uneven)
+
+
+def _late(groups, rank):
+    """Ranks that do not come, in number and in turn: an error within the deadline, then in step."""
+    state = state_of(groups["even"] if rank in (0, 2) else groups["odd"])
+    group = groups["even"] if rank in (0, 2) else groups["odd"]
+    all_gather_matmul(torch.ones(2, 59), torch.ones(3, 59), group=group)
+    state._ledger._deadline = 1.5
     try:
-        for rows in (2, 3, 2):
-            all_gather_matmul(torch.ones(rows, 47), torch.ones(5, 47), group=group)
+        if rank in (0, 1):  # their partners stay away
+            return raised(
+                lambda: all_gather_matmul(torch.ones(4, 59), torch.ones(3, 59), group=group)
+            )
+        return "away", ""
     finally:
-        fallback._gather_into = real
-    return len(sent)
+        state._ledger._deadline = 30.0
+        if rank in (2, 3):
+            state._ledger._count += 1  # it saw the error of its partner elsewhere and goes on
+        for _ in range(2):
+            all_gather_matmul(torch.ones(5, 59), torch.ones(3, 59), group=group)
 
 
-def test_the_comparison_costs_one_call_only(ranks):
-    assert ranks(_agrees_once) == [4] * 4
+def test_a_rank_that_does_not_come_is_named(ranks):  # I07
+    results = ranks(_late)
+    for kind, text in results[:2]:
+        assert kind == "AgreementError"
+        assert "rank 1 of the group did not come" in text
+        assert "1.5 s" in text

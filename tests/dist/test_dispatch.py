@@ -17,7 +17,7 @@ from fluxgen.db.lookup import default_lookup
 from fluxgen.db.result import found
 from fluxgen.runtime import dispatch
 from fluxgen.runtime.device import Device
-from fluxgen.runtime.dispatch import Cause, decide
+from fluxgen.runtime.dispatch import Call, Cause, decide, note
 
 pytestmark = [pytest.mark.dist]
 
@@ -25,17 +25,20 @@ CUDA = torch.device("cuda", 0)
 
 
 @pytest.fixture
-def h100(monkeypatch):
+def h100(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLUXGEN_STORE", str(tmp_path / "store"))
     gpu = parse_gpu("h100-sxm")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(dispatch, "devices", lambda: (Device("NVIDIA H100", gpu, "13.0"),))
-    dispatch._decide.cache_clear()
+    dispatch.decide.cache_clear()
     yield
-    dispatch._decide.cache_clear()
+    dispatch.decide.cache_clear()
 
 
-def ask(m, n, k, *, dtype=torch.bfloat16, device=CUDA, tp=8, op=Op.AG_GEMM):
-    return decide(op, m, n, k, dtype=dtype, device=device, tp=tp)
+def ask(m, n, k, *, dtype=torch.bfloat16, device=CUDA, tp=8, op=Op.AG_GEMM, **more):
+    decision = decide(Call(op, m, (n,), k, dtype, device, tp, **more))
+    note(decision)
+    return decision
 
 
 def test_reasons(h100):
@@ -60,15 +63,19 @@ def test_a_record_gives_its_reason(h100, monkeypatch):
     decision = ask(4096, 3584, 4096)
     assert decision.cause is Cause.NOT_BUILT
     assert decision.path == "unfused"
-    assert "the fused path of the ops is not built yet" in decision.reason
+    assert decision.winner is None
+    assert "run `fluxgen build`" in decision.reason
     assert winner.text in decision.reason
+    rs = {"op": Op.GEMM_RS}
+    assert ask(4096, 4096, 512, bias="partial", **rs).cause is Cause.BIAS
+    assert ask(4096, 4096, 512, bias="replicated", **rs).cause is Cause.NOT_BUILT
 
     record = dataclasses.replace(
         winner.record, kernel=None, run=None, time_us=winner.record.baseline_us
     )
     baseline = found(winner.key, problem, record, "a database")
     monkeypatch.setattr(dispatch, "default_lookup", lambda: lambda problem, topology: baseline)
-    dispatch._decide.cache_clear()
+    dispatch.decide.cache_clear()
     decision = ask(4096, 3584, 4096)
     assert decision.cause is Cause.BASELINE
     assert decision.reason == f"record says baseline: {baseline.text}"

@@ -1,16 +1,15 @@
-"""Compile what the GPU tests and benchmarks load, into ``build_out/gpu/<name>.so``.
+"""Compile what the GPU tests and benchmarks load, into a store of its own, ``build_out/gpu``.
 
     python -m tests.gpu.build_kernels [--limit N]
 
 Every kernel of ``generated/`` and a few that stress the corners of the space (fp16, tiles of 96
 and 224 columns, clusters of four, explicit stages, (k, n) weights). Needs nvcc, no GPU; what is in
-the store is only copied.
+the store is not compiled again.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from dataclasses import replace
 
@@ -39,28 +38,28 @@ CORNERS = (
 )
 
 
+def entries() -> tuple[Entry, ...]:
+    """Every kernel that the tests use."""
+    return (*read_manifest(data_dir("generated")), *CORNERS)
+
+
 def main() -> int:
-    """Compile and copy; the exit code is 1 if any kernel failed."""
+    """Compile; the exit code is 1 if any kernel failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=int, default=0)
     limit = parser.parse_args().limit
-    entries = [*read_manifest(data_dir("generated")), *CORNERS]
-    rendered = list(render_all(entries).values())
+    rendered = list(render_all(entries()).values())
     rendered.sort(key=lambda r: not r.name.startswith("support"))
     sources = [source_of(r) for r in rendered][: limit or None]
     results = build_all(
         sources,
         toolchain.find(),
-        Store(),
+        Store(KERNELS),
         None,
         lambda result, done, total: print(
             f"{done}/{total} {result.source.name}: {result.status} {result.error}", flush=True
         ),
     )
-    KERNELS.mkdir(parents=True, exist_ok=True)
-    for result in results:
-        if result.artifact is not None:
-            shutil.copyfile(result.artifact.path, KERNELS / f"{result.source.name}.so")
     return int(any(result.status == "failed" for result in results))
 
 

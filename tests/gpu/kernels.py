@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+import contextlib
 from functools import cache
 
-from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.build.store import Store
+from fluxgen.codegen.render import kernel_name, render_kernel
+from fluxgen.core.config import KernelConfig
+from fluxgen.core.errors import StoreError
 from fluxgen.core.problem import Signature
+from fluxgen.runtime.kernels import fused_kernel, source_of, support_kernels
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
+from tests.gpu.build_kernels import entries
 from tests.gpu.conftest import KERNELS
 
-_NAME = re.compile(
-    r"(ag_gemm|gemm_rs)_(bf16|fp16)(_kn)?_sm90_(\d+)x(\d+)x(\d+)_(\d)x(\d)_(pingpong|cooperative)_"
-    r"(auto|s\d+)$"
-)
+ARCH = "sm90"
 
 
-def parse_kernel(name: str) -> tuple[Signature, KernelConfig]:
-    """The signature and configuration that a kernel's name spells."""
-    match = _NAME.match(name)
-    assert match, name
-    op, dtype, layout, tm, tn, tk, cm, cn, schedule, stages = match.groups()
-    kernel = KernelConfig(
-        int(tm),
-        int(tn),
-        int(tk),
-        int(cm),
-        int(cn),
-        Schedule(schedule),
-        0 if stages == "auto" else int(stages[1:]),
-    )
-    return replace(Signature.of(op, dtype), b_layout="kn" if layout else "nk"), kernel
+@cache
+def _entries() -> dict[str, tuple[Signature, KernelConfig]]:
+    return {kernel_name(e.signature, e.arch, e.kernel): (e.signature, e.kernel) for e in entries()}
 
 
+@cache
 def compiled_kernels() -> list[str]:
-    """Names of the fused GEMMs in the kernels' folder."""
-    if not KERNELS.is_dir():
-        return []
-    return sorted(p.stem for p in KERNELS.glob("*.so") if _NAME.match(p.stem))
+    """Names of the fused GEMMs in the tests' store."""
+    found = []
+    for name, (signature, kernel) in _entries().items():
+        with contextlib.suppress(StoreError):
+            if Store(KERNELS).find(source_of(render_kernel(signature, ARCH, kernel))):
+                found.append(name)
+    return sorted(found)
 
 
 @cache
 def load_kernel(name: str) -> FusedKernel:
     """One fused GEMM, loaded once."""
-    return FusedKernel(KERNELS / f"{name}.so", *parse_kernel(name))
+    return fused_kernel(*_entries()[name], ARCH, KERNELS)
 
 
 @cache
 def load_support() -> SupportKernels:
     """The support kernels, loaded once."""
-    return SupportKernels(KERNELS / "support_sm90.so")
+    return support_kernels(ARCH, KERNELS)

@@ -1,0 +1,227 @@
+"""What this process keeps for each process group: agreed decisions, and the fused path's state.
+
+    call -> decide (this rank) -> agree (all ranks, once per call) -> prepare (workspace) -> Entry
+
+An :class:`Entry` is kept, so a call that was seen before costs one dictionary access.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import fluxgen
+from fluxgen.core.errors import AgreementError, CaptureError, UsageError
+from fluxgen.core.problem import Op
+from fluxgen.core.settings import Settings
+from fluxgen.runtime import abi, dispatch
+from fluxgen.runtime.agreement import Ledger, Statement
+from fluxgen.runtime.dispatch import Call, Cause, Decision
+from fluxgen.runtime.fused import Fused
+
+__all__ = ["Entry", "GroupState", "check_timeouts", "reset", "state_of"]
+
+_NEVER_FUSED = (Cause.NO_GPU, Cause.DTYPE, Cause.DEVICE, Cause.NOTHING_TO_DO)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A call that the ranks agreed on. ``call``: as the decision sees it."""
+
+    call: Call
+    decision: Decision
+
+
+class GroupState:
+    """One live process group; shared by all threads.
+
+    Args:
+        group: whose. generation: how often the group was reset; equal on all ranks.
+
+    Attributes:
+        lock: held while a call's kernels are queued, so that calls of two threads do not mix.
+        fused: the fused path's resources, None until a call needs them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, generation: int = 0) -> None:
+        self.world, self.rank, self.generation = group.size(), group.rank(), generation
+        self.lock = threading.RLock()
+        self.fused: Fused | None = None
+        self.timeout_s = Settings.load().timeout_s
+        self._group = weakref.ref(group)
+        self._ledger: Ledger | None = None
+        self._entries: dict[Hashable, Entry] = {}
+        self._compared: set[Hashable] = set()
+        self._uneven: set[Hashable] = set()
+        self._no_peers = ""
+        self._sharing = 1
+
+    def entry(self, key: Hashable, describe: Callable[[], Call]) -> Entry:
+        """The agreed decision for a call.
+
+        Args:
+            key: identifies the call, cheap to hash. describe: the call, asked for when it is new.
+
+        Raises:
+            AgreementError: the ranks differ. CaptureError: a CUDA graph is being captured and this
+            call has not run outside of one.
+        """
+        found = self._entries.get(key)
+        return found if found is not None else self._new_entry(key, describe())
+
+    def _new_entry(self, key: Hashable, call: Call) -> Entry:
+        decision = dispatch.decide(call)
+        if self.world == 1:
+            return self._keep(key, Entry(call, decision))
+        if call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if decision.path == "fused":
+                raise CaptureError(
+                    f"{call.key}: a CUDA graph is being captured, and this call has not run yet on "
+                    "this group: comparing it with the other ranks and allocating its workspace "
+                    "cannot be captured. Call the op once with the same shapes before the capture"
+                )
+            return Entry(call, decision)  # nothing to allocate; compared at its first eager call
+        with self.lock:
+            shared = (
+                call.op, call.dtype, call.device.type, call.sizes, call.cut, call.bias,
+                call.reduce_op, len(call.ns), call.ns[0] if call.op is Op.GEMM_RS else call.k,
+            )  # fmt: skip
+            # Where no kernel can serve any size, one comparison of what all ranks share is enough;
+            # and ranks whose layers do not divide evenly may come upon a new size alone.
+            known = decision.cause in _NEVER_FUSED and shared in self._compared
+            even = shared not in self._uneven and (known or self._agree(call, decision))
+            self._compared.add(shared)
+            if not even:
+                self._uneven.add(shared)
+                if decision.path == "fused":
+                    reason = "the ranks hold weights of different sizes or layouts"
+                    decision = decision.unfused(Cause.UNEVEN, reason)
+            elif decision.path == "fused":
+                decision = self._prepare(call, decision)
+            return self._keep(key, Entry(call, decision))
+
+    def _keep(self, key: Hashable, entry: Entry) -> Entry:
+        if len(self._entries) >= 4096:
+            self._entries.clear()
+        self._entries[key] = entry
+        return entry
+
+    def _agree(self, call: Call, decision: Decision) -> bool:
+        if self._ledger is None:
+            self._meet(call)
+        assert self._ledger is not None
+        gathers = call.op is Op.AG_GEMM
+        common = {
+            "dtype": str(call.dtype),
+            "device": call.device.type,
+            "cut dim": str(call.cut),
+            "leading sizes": str(list(call.sizes)),
+            "width": str(call.k if gathers else call.ns[0]),
+            "weights": str(len(call.ns)),
+            "bias": "rank's own" if gathers else call.bias,
+            "reduce_op": call.reduce_op,
+        }
+        local = {"weight sizes": f"{call.ns} {call.k}", "weight layouts": str(call.layouts)}
+        choice = {"path": decision.path}
+        winner = decision.winner
+        if winner is not None:
+            choice |= {
+                "kernel": winner.kernel.name,
+                "run": str(winner.run.to_dict()),
+                "record": f"{winner.digest} ({decision.reason})",
+                "artefacts": ",".join(winner.artefacts),
+            }
+        name = "all_gather" if gathers else "reduce_scatter"
+        return self._ledger.settle(name, Statement(common, local, choice, decision.reason))
+
+    def _meet(self, call: Call) -> None:
+        """The group's first comparison: versions, and where the ranks are."""
+        group = self._live_group()
+        # Stays None unless all ranks got here: a later call then tries to meet again.
+        ledger = Ledger(group, self.timeout_s, self.generation)
+        here = {"version": fluxgen.__version__, "abi": str(abi.ABI_VERSION)}
+        gpu = ""
+        if call.device.type == "cuda":
+            gpu = str(torch.cuda.get_device_properties(call.device).uuid)
+        every = ledger.exchange(call.key, {"here": here, "host": socket.gethostname(), "gpu": gpu})
+        if any(each["here"] != every[0]["here"] for each in every):
+            listed = "; ".join(f"rank {r}: {each['here']}" for r, each in enumerate(every))
+            raise AgreementError(
+                f"{call.key}: the ranks run different versions of fluxgen: {listed}. Install the "
+                "same on all"
+            )
+        hosts = [each["host"] for each in every]
+        if len(set(hosts)) > 1:
+            self._no_peers = f"the group spans hosts {', '.join(dict.fromkeys(hosts))}"
+        self._sharing = sum(each["gpu"] == gpu for each in every)
+        self._ledger = ledger
+
+    def _prepare(self, call: Call, decision: Decision) -> Decision:
+        """Resources for a fused call; by all ranks together, with the same outcome on all."""
+        assert decision.winner is not None
+        assert self._ledger is not None
+        if self._no_peers:
+            return decision.unfused(Cause.NO_PEERS, self._no_peers)
+        if self.fused is None:
+            self.fused = Fused(call.device, decision.winner.arch, self._sharing)
+        if self.fused.needs_workspace(decision.winner):
+            problem = ""
+            try:
+                workspace = self.fused.allocate(self._live_group(), decision.winner, self.timeout_s)
+            except Exception as error:  # whatever Torch or the driver raises must reach all ranks
+                problem = f"{type(error).__name__}: {error}"
+            # Also what makes sure that every workspace is zero before any rank uses one.
+            every = self._ledger.exchange(call.key, problem)
+            if any(every):
+                listed = "; ".join(f"rank {r}: {text}" for r, text in enumerate(every) if text)
+                self._no_peers = f"no symmetric memory for this group: {listed}"
+                return decision.unfused(Cause.NO_PEERS, self._no_peers)
+            self.fused.adopt(workspace)
+        return decision
+
+    def _live_group(self) -> dist.ProcessGroup:
+        group = self._group()
+        if group is None:
+            raise UsageError("group: this process group has been destroyed")
+        return group
+
+
+_states: weakref.WeakKeyDictionary[Any, GroupState] = weakref.WeakKeyDictionary()
+_states_lock = threading.Lock()
+
+
+def state_of(group: dist.ProcessGroup) -> GroupState:
+    """The state of a group, made at first use."""
+    found = _states.get(group)
+    if found is None:
+        with _states_lock:
+            found = _states.setdefault(group, GroupState(group))
+    return found
+
+
+def check_timeouts() -> None:
+    """Raise the :class:`CommTimeout` of any group whose device-side wait passed its deadline.
+
+    Reads host memory and waits for nothing: synchronise first to know about all that was queued.
+    """
+    for state in list(_states.values()):
+        if state.fused is not None:
+            state.fused.check()
+
+
+def reset(group: dist.ProcessGroup) -> None:
+    """Forget a group's workspace and agreements, after a :class:`CommTimeout`.
+
+    Every rank of the group must call it, and none may have a call in flight. The next call makes a
+    new workspace together with the other ranks; graphs captured before are void.
+    """
+    with _states_lock:
+        old = _states.get(group)
+        _states[group] = GroupState(group, 0 if old is None else old.generation + 1)

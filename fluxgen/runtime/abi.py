@@ -1,6 +1,7 @@
-"""The C ABI of compiled libraries as ctypes: mirrors ``templates/include/fluxgen/abi.h``.
+"""The C ABI of compiled libraries as ctypes: mirrors ``abi.h`` and ``calls.h`` in
+``templates/include/fluxgen``.
 
-A test compiles the header and compares every size and offset with these.
+A test compiles the headers and compares every size and offset with these.
 """
 
 from __future__ import annotations
@@ -139,6 +140,34 @@ class PullArgs(_Struct):
     ]
 
 
+class GemmCall(ct.Structure):
+    """``fluxgen_gemm_call``: one library's launcher, for the support library to call."""
+
+    _fields_ = [("launch", ct.c_void_p), ("args", ct.c_void_p)]
+
+
+class GatherCall(_Struct):
+    """``fluxgen_gather_call``."""
+
+    _fields_ = [
+        *_VERSION,
+        ("begin", ct.c_void_p),
+        ("pull", ct.c_void_p),
+        ("pull_graph", ct.c_void_p),
+        ("gemms", ct.c_void_p),
+        ("count", ct.c_int64),
+        ("copy", ct.c_void_p),
+        ("forked", ct.c_void_p),
+        ("joined", ct.c_void_p),
+    ]
+
+
+class ScatterCall(_Struct):
+    """``fluxgen_scatter_call``."""
+
+    _fields_ = [*_VERSION, ("gemm", GemmCall), ("reduce", ct.c_void_p)]
+
+
 class KernelInfo(_Struct):
     """``fluxgen_kernel_info``."""
 
@@ -166,5 +195,8 @@ STRUCTS: dict[str, type[ct.Structure]] = {
     "fluxgen_reduce_args": ReduceArgs,
     "fluxgen_begin_args": BeginArgs,
     "fluxgen_pull_args": PullArgs,
+    "fluxgen_gemm_call": GemmCall,
+    "fluxgen_gather_call": GatherCall,
+    "fluxgen_scatter_call": ScatterCall,
     "fluxgen_kernel_info": KernelInfo,
 }

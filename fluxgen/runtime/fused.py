@@ -1,18 +1,20 @@
 """The fused path of the ops: a group's workspace and side stream, and the launches of a call.
 
 Everything is queued on the caller's current stream and one side stream that is joined again, so a
-call can be captured in a CUDA graph. Nothing here waits for the GPU, and nothing is allocated but
-the outputs and the gathered x, by Torch's caching allocator.
+call can be captured in a CUDA graph. Nothing here waits for the GPU. What is allocated are the
+outputs and, where it is returned or captured, the gathered x, by Torch's caching allocator.
 
-    all_gather_matmul      begin -> [side stream: pull, chunk by chunk] + GEMM a weight -> join
-    matmul_reduce_scatter  GEMM (stores into the owners' inboxes) -> reduce
+    GatherRun    begin -> [side stream: pulls, chunk by chunk] + a GEMM for each weight -> join
+    ScatterRun   GEMM (stores into the owners' inboxes) -> reduce
+
+A run keeps its argument structs and fills in addresses, so a warm call is one call into C.
 """
 
 from __future__ import annotations
 
+import ctypes as ct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -23,12 +25,12 @@ from fluxgen.core.errors import CaptureError, CommTimeout
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi, kernels
 from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
-from fluxgen.runtime.dispatch import Winner, warn_once
-from fluxgen.runtime.loader import FusedKernel
+from fluxgen.runtime.dispatch import Call, Winner, warn_once
+from fluxgen.runtime.loader import PullGraph
 from fluxgen.runtime.symmetric import SymmetricWorkspace
 from fluxgen.runtime.workspace import aligned, chunk_size, half_bytes, stage_bytes
 
-__all__ = ["Fused", "layout_of"]
+__all__ = ["Fused", "GatherRun", "ScatterRun", "layout_of"]
 
 TRANSPORT_SMS = 2
 """SMs that the GEMM leaves to the transport's one-thread kernels: one cluster of two. A kernel that
@@ -37,25 +39,11 @@ spins on all SMs would keep them from starting, and wait for them."""
 SHARED_GPU_SMS = 4
 """The same where ranks share a GPU: there the copies themselves run on SMs."""
 
-_ALIGN = 8  # elements of 16 bits in the 16 bytes that TMA asks of strides and addresses
+_ITEM = 2
+"""Bytes of an element: the kernels compute 16-bit types."""
 
-
-@dataclass
-class _Gather:
-    """The argument structs of one ag_gemm, addresses filled in at each call."""
-
-    begin: abi.BeginArgs
-    pull: abi.PullArgs | None
-    gemms: list[tuple[FusedKernel, abi.GemmArgs]]
-
-
-@dataclass
-class _Reduce:
-    """The argument structs of one gemm_rs."""
-
-    kernel: FusedKernel
-    gemm: abi.GemmArgs
-    reduce: abi.ReduceArgs
+_ALIGN = 8
+"""Elements in the 16 bytes that TMA asks of strides."""
 
 
 class Fused:
@@ -68,43 +56,57 @@ class Fused:
     def __init__(self, device: torch.device, arch: str, sharing: int = 1) -> None:
         self.device = device
         self.support = kernels.support_kernels(arch)
-        self._sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self._reserved = SHARED_GPU_SMS if sharing > 1 else TRANSPORT_SMS
-        self._workspace: SymmetricWorkspace | None = None
+        self.sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self.reserved = SHARED_GPU_SMS if sharing > 1 else TRANSPORT_SMS
+        self.workspace: SymmetricWorkspace | None = None
         self._kept: list[SymmetricWorkspace] = []
-        self._plans: dict[tuple[Winner, Any], Any] = {}
+        self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
         with torch.cuda.device(device):
-            # Before any GEMM's blocks, or the transport would start behind them.
+            # A high priority: its kernels come before the blocks of a GEMM.
             self._side = torch.cuda.Stream(device, priority=-1)
             self._events = [torch.cuda.Event() for _ in range(3)]
             for event in self._events:
                 event.record()  # Torch creates the CUDA event here, outside of any capture
-        self._forked, self._joined, self._ordered = (e.cuda_event for e in self._events)
-        self._copy = self._side.cuda_stream
+        self.copy = self._side.cuda_stream
+        self.forked, self.joined, self._ordered = (e.cuda_event for e in self._events)
         self._last_stream: int | None = None
         self._broken: CommTimeout | None = None
 
     def needs_workspace(self, winner: Winner) -> bool:
         """Whether the present workspace is too small for the call, or there is none."""
         stage, half = _needs(winner)
-        w = self._workspace
+        w = self.workspace
         return w is None or w.stage < stage or w.half < half
 
-    def allocate(self, group: dist.ProcessGroup, winner: Winner, timeout_s: float) -> Any:
+    def allocate(
+        self, group: dist.ProcessGroup, winner: Winner, timeout_s: float
+    ) -> SymmetricWorkspace:
         """A workspace for this call and all before it. Collective, outside of captures."""
         stage, half = _needs(winner)
-        if self._workspace is not None:
+        if self.workspace is not None:
             # Calls in flight on the old one end first: it may be freed when it is replaced.
             torch.cuda.synchronize(self.device)
-            stage, half = max(stage, self._workspace.stage), max(half, self._workspace.half)
+            stage, half = max(stage, self.workspace.stage), max(half, self.workspace.half)
         return SymmetricWorkspace(group, self.device, stage, half, timeout_s)
 
     def adopt(self, workspace: SymmetricWorkspace) -> None:
         """Use ``workspace`` from now on; one that a graph has captured is kept for its replays."""
-        if self._workspace is not None and self._workspace.captured:
-            self._kept.append(self._workspace)
-        self._workspace = workspace
-        self._plans.clear()
+        if self.workspace is not None and self.workspace.captured:
+            self._kept.append(self.workspace)
+        self.workspace = workspace
+
+    def run(self, call: Call, winner: Winner) -> GatherRun | ScatterRun:
+        """The launches of a call that has been agreed on and prepared."""
+        kind = GatherRun if call.op is Op.AG_GEMM else ScatterRun
+        return kind(self, call, winner)
+
+    def scratch(self, size: int) -> int:
+        """Address of ``size`` bytes that each call of the group may overwrite."""
+        if self._scratch.numel() < size:
+            # Calls of any stream may be using the old one.
+            torch.cuda.synchronize(self.device)
+            self._scratch = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return int(self._scratch.data_ptr())
 
     def check(self) -> None:
         """Raise what a device-side wait of this group reported.
@@ -114,147 +116,217 @@ class Fused:
         """
         if self._broken is not None:
             raise self._broken
-        for workspace in (self._workspace, *self._kept):
+        for workspace in (self.workspace, *self._kept):
             if workspace is not None and workspace.timed_out:
                 self._broken = workspace.timeout()
                 raise self._broken
 
-    def all_gather_matmul(
-        self, winner: Winner, x: torch.Tensor, weights: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Each ``gathered @ w.T``, and the gathered x.
-
-        Args:
-            winner: of the agreed decision. x: (m/tp, k). weights: of (n_i, k), in the layouts of
-                the decision.
-
-        Returns:
-            y_i of (m, n_i); gathered (m, k).
-
-        Raises:
-            CommTimeout: an earlier call of this group did not complete.
-        """
-        plan: _Gather = self._plan(winner, x.dtype)
-        x = _as_tma("x", x)
-        m, k = winner.problems[0].m, winner.problems[0].k
-        stream = self._enter()
-        gathered = x.new_empty((m, k))
-        address = gathered.data_ptr()
-        begin = plan.begin
-        begin.x, begin.gathered = x.data_ptr(), address
-        begin.row_stride_bytes = _stride(x) * 2
-        self.support.begin(begin, stream)
-        if plan.pull is not None:
-            plan.pull.gathered = address
-            self.support.pull(plan.pull, stream, self._copy, self._forked)
-        outs = []
-        for (kernel, args), weight in zip(plan.gemms, weights, strict=True):
-            w = _weight(weight, kernel.signature.b_layout)
-            out = x.new_empty((m, args.n))
-            args.a = address
-            args.b, args.b_row_stride = w.data_ptr(), row_stride(w)
-            args.d = out.data_ptr()
-            kernel.launch(args, stream)
-            outs.append(out)
-        if plan.pull is not None:
-            self.support.order(self._copy, stream, self._joined)
-        return outs, gathered
-
-    def matmul_reduce_scatter(
-        self,
-        winner: Winner,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        bias: torch.Tensor | None,
-        scale: float,
-    ) -> torch.Tensor:
-        """``scale * (this rank's rows of the sum over ranks of x @ w.T) + bias``.
-
-        Args:
-            winner: of the agreed decision. x: (m, k). w: (n, k), in the layout of the decision.
-            bias: (n,).
-
-        Returns:
-            (m/tp, n). Summed in fp32 in rank order and rounded once.
-
-        Raises:
-            CommTimeout: an earlier call of this group did not complete.
-        """
-        plan: _Reduce = self._plan(winner, x.dtype)
-        x, w = _as_tma("x", x), _weight(w, plan.kernel.signature.b_layout)
-        if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):
-            bias = bias.clone(memory_format=torch.contiguous_format)
-        stream = self._enter()
-        args, reduce = plan.gemm, plan.reduce
-        out = x.new_empty((reduce.rows, reduce.n))
-        args.a, args.a_row_stride = x.data_ptr(), _stride(x)
-        args.b, args.b_row_stride = w.data_ptr(), row_stride(w)
-        plan.kernel.launch(args, stream)
-        reduce.d, reduce.scale = out.data_ptr(), scale
-        reduce.bias = None if bias is None else bias.data_ptr()
-        self.support.reduce(reduce, stream)
-        return out
-
-    def _enter(self) -> int:
-        """The stream of this call, ordered behind the group's last call."""
-        assert self._workspace is not None
-        self.check()
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+    def enter(self) -> tuple[int, bool]:
+        """The stream of a call, ordered behind the group's last call; whether it is capturing."""
+        workspace = self.workspace
+        assert workspace is not None
+        if self._broken is not None or workspace.timed_out or self._kept:
+            self.check()
+        stream = int(torch._C._cuda_getCurrentRawStream(self.device.index))
         if torch.cuda.is_current_stream_capturing():
             # A capture starts a graph of its own; its replays are ordered by their stream.
-            self._workspace.captured = True
+            workspace.captured = True
             self._last_stream = None
-        elif stream != self._last_stream:
+            return stream, True
+        if stream != self._last_stream:
             if self._last_stream is not None:
                 self.support.order(self._last_stream, stream, self._ordered)
             self._last_stream = stream
-        return int(stream)
+        return stream, False
 
-    def _plan(self, winner: Winner, dtype: torch.dtype) -> Any:
-        plan = self._plans.get((winner, dtype))
-        if plan is None:
-            if self.needs_workspace(winner):
-                raise CaptureError(f"{winner.problems[0].key}: no workspace for this call")
-            gathers = winner.problems[0].op is Op.AG_GEMM
-            plan = self._plan_gather(winner) if gathers else self._plan_reduce(winner)
-            self._plans[winner, dtype] = plan
-        return plan
 
-    def _plan_gather(self, winner: Winner) -> _Gather:
-        assert self._workspace is not None
-        group, first = self._workspace.group, winner.problems[0]
-        by_copies = winner.run.transport is Transport.COPY_ENGINE_PULL and first.tp > 1
-        begin = abi.BeginArgs(group=group, rows=first.m_local, row_bytes=first.k * 2)
-        begin.pull = not by_copies
-        pull = pull_args(group, 0, first, winner.kernel, winner.run) if by_copies else None
-        gemms = []
-        for problem in winner.problems:
-            kernel, args = self._gemm(winner, problem)
-            if by_copies:
-                args.sms = min(args.sms or self._sms, self._sms - self._reserved)
-            args.a_row_stride, args.d_row_stride = problem.k, problem.n
-            gemms.append((kernel, args))
-        return _Gather(begin, pull, gemms)
+class _Run:
+    """The argument structs of one call on one workspace."""
 
-    def _plan_reduce(self, winner: Winner) -> _Reduce:
-        assert self._workspace is not None
-        (problem,) = winner.problems
-        kernel, gemm = self._gemm(winner, problem)
-        reduce = abi.ReduceArgs(group=self._workspace.group, rows=problem.m_local, n=problem.n)
-        reduce.chunk_rows = chunk_size(problem, winner.kernel, winner.run)
-        reduce.d_row_stride = problem.n
-        reduce.dtype = abi.DTYPES[problem.signature.dtype.value]
-        return _Reduce(kernel, gemm, reduce)
+    def __init__(self, fused: Fused, call: Call, winner: Winner) -> None:
+        self.fused, self.winner, self.cut = fused, winner, call.cut
+        self.plain = call.cut == 0 and len(call.sizes) == 1
+        self.first = winner.problems[0]
+        self._workspace: SymmetricWorkspace | None = None
 
-    def _gemm(self, winner: Winner, problem: Problem) -> tuple[FusedKernel, abi.GemmArgs]:
-        assert self._workspace is not None
+    def _current(self) -> SymmetricWorkspace:
+        """The group's workspace; the structs are made again if it is not theirs."""
+        workspace = self.fused.workspace
+        assert workspace is not None
+        if workspace is not self._workspace:
+            if self.fused.needs_workspace(self.winner):
+                raise CaptureError(f"{self.first.key}: no workspace for this call")
+            self._build(workspace.group)
+            self._workspace = workspace
+        return workspace
+
+    def _build(self, group: abi.Group) -> None:
+        raise NotImplementedError
+
+    def _gemm(self, group: abi.Group, problem: Problem) -> tuple[int, abi.GemmArgs]:
+        """The launcher's address and the arguments of a GEMM of this call."""
+        winner = self.winner
         kernel = kernels.fused_kernel(problem.signature, winner.kernel, winner.arch)
+        # One of several weights may be narrower than the record's panel.
         run = replace(winner.run, panel=min(winner.run.panel, panel_limit(problem, winner.kernel)))
-        return kernel, gemm_args(self._workspace.group, problem, winner.kernel, run)
+        return kernel.launcher, gemm_args(group, problem, winner.kernel, run)
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        """x as the (rows, K) that the ranks cut along rows, readable by TMA."""
+        if not self.plain:
+            x = x.movedim(self.cut, 0).reshape(-1, x.shape[-1])
+        return _as_tma("x", x)
+
+    def _shaped(self, out: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
+        """(rows, N) with the dims that x has, contiguous."""
+        if self.plain:
+            return out
+        return out.view(*lead, out.shape[-1]).movedim(0, self.cut).contiguous()
+
+
+class GatherRun(_Run):
+    """ag_gemm."""
+
+    def _build(self, group: abi.Group) -> None:
+        winner, first = self.winner, self.first
+        by_copies = winner.run.transport is Transport.COPY_ENGINE_PULL and first.tp > 1
+        self._begin = abi.BeginArgs(
+            group=group, rows=first.m_local, row_bytes=first.k * _ITEM, pull=not by_copies
+        )
+        self._pull = pull_args(group, 0, first, winner.kernel, winner.run) if by_copies else None
+        self._args = []
+        self._gemms = (abi.GemmCall * len(winner.problems))()
+        for gemm, problem in zip(self._gemms, winner.problems, strict=True):
+            gemm.launch, args = self._gemm(group, problem)
+            gemm.args = ct.addressof(args)
+            if by_copies:
+                sms = self.fused.sms
+                args.sms = min(args.sms or sms, sms - self.fused.reserved)
+            args.a_row_stride, args.d_row_stride = problem.k, problem.n
+            self._args.append(args)
+        self._call = abi.GatherCall(
+            begin=ct.addressof(self._begin),
+            pull=ct.addressof(self._pull) if self._pull is not None else None,
+            gemms=ct.addressof(self._gemms),
+            count=len(self._args),
+            copy=self.fused.copy,
+            forked=self.fused.forked,
+            joined=self.fused.joined,
+        )
+        self._graph: PullGraph | None = None
+        self._graph_at = 0
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        return_gathered: bool,
+    ) -> list[torch.Tensor]:
+        """Each ``gathered @ w.T + bias``, then the gathered x if it is asked for.
+
+        Args:
+            x, weights: of the call that the ranks agreed on. biases: (n_i,) or None.
+
+        Raises:
+            CommTimeout: an earlier call of this group did not complete.
+        """
+        self._current()
+        rows = self._rows(x)
+        stream, capturing = self.fused.enter()
+        m, k = self.first.m, self.first.k
+        gathered = None
+        if return_gathered or capturing:
+            gathered = rows.new_empty((m, k))
+            address = gathered.data_ptr()
+            self._call.pull_graph = None
+        else:
+            address = self.fused.scratch(m * k * _ITEM)
+            self._call.pull_graph = self._pull_graph(address)
+        begin = self._begin
+        begin.x, begin.gathered = rows.data_ptr(), address
+        begin.row_stride_bytes = _stride(rows) * _ITEM
+        if self._pull is not None:
+            self._pull.gathered = address
+        outs, kept = [], []
+        for args, problem, weight in zip(self._args, self.winner.problems, weights, strict=True):
+            w = _weight(weight, problem.signature.b_layout)
+            out = rows.new_empty((m, args.n))
+            args.a, args.b, args.d = address, w.data_ptr(), out.data_ptr()
+            args.b_row_stride = row_stride(w)
+            kept.append(w)  # a copy must outlive the launch
+            outs.append(out)
+        self.fused.support.gather(ct.addressof(self._call), stream)
+        for out, bias in zip(outs, biases, strict=True):
+            if bias is not None:
+                out.add_(bias)
+        if return_gathered:
+            assert gathered is not None
+            outs.append(gathered)
+        if self.plain:
+            return outs
+        lead = list(x.movedim(self.cut, 0).shape[:-1])
+        lead[0] *= self.first.tp
+        return [self._shaped(out, tuple(lead)) for out in outs]
+
+    def _pull_graph(self, address: int) -> int | None:
+        if self._pull is None:
+            return None
+        if self._graph is None or self._graph_at != address:
+            self._pull.gathered = address
+            self._graph = self.fused.support.pull_graph(self._pull, self.fused.copy)
+            self._graph_at = address
+        return self._graph.handle
+
+
+class ScatterRun(_Run):
+    """gemm_rs."""
+
+    def _build(self, group: abi.Group) -> None:
+        launcher, self._args = self._gemm(group, self.first)
+        self._reduce = abi.ReduceArgs(group=group, rows=self.first.m_local, n=self.first.n)
+        self._reduce.chunk_rows = chunk_size(self.first, self.winner.kernel, self.winner.run)
+        self._reduce.d_row_stride = self.first.n
+        self._reduce.dtype = abi.DTYPES[self.first.signature.dtype.value]
+        self._call = abi.ScatterCall(
+            gemm=abi.GemmCall(launch=launcher, args=ct.addressof(self._args)),
+            reduce=ct.addressof(self._reduce),
+        )
+
+    def __call__(
+        self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        """``scale * (this rank's part of the sum over ranks of x @ w.T) + bias``.
+
+        Summed in fp32 in rank order and rounded once: the same bits on every run.
+
+        Args:
+            x, w: of the call that the ranks agreed on. bias: (n,).
+
+        Raises:
+            CommTimeout: an earlier call of this group did not complete.
+        """
+        self._current()
+        rows, weight = self._rows(x), _weight(w, self.first.signature.b_layout)
+        if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):
+            bias = bias.clone(memory_format=torch.contiguous_format)
+        stream, _ = self.fused.enter()
+        args, reduce = self._args, self._reduce
+        out = rows.new_empty((self.first.m_local, self.first.n))
+        args.a, args.a_row_stride = rows.data_ptr(), _stride(rows)
+        args.b, args.b_row_stride = weight.data_ptr(), row_stride(weight)
+        reduce.d, reduce.scale = out.data_ptr(), scale
+        reduce.bias = None if bias is None else bias.data_ptr()
+        self.fused.support.scatter(ct.addressof(self._call), stream)
+        if self.plain:
+            return out
+        lead = list(x.movedim(self.cut, 0).shape[:-1])
+        lead[0] //= self.first.tp
+        return self._shaped(out, tuple(lead))
 
 
 def _needs(winner: Winner) -> tuple[int, int]:
-    """Bytes of stage and half that a call needs; the stage at least the least there is."""
+    """Bytes of stage and half that a call needs; the least there is for what it does not."""
     first = winner.problems[0]
     return max(aligned(1), stage_bytes(first)), max(aligned(1), half_bytes(first))
 
@@ -274,9 +346,10 @@ def _as_tma(name: str, t: torch.Tensor) -> torch.Tensor:
 
     The address and the strides are this call's and this rank's own: they must not change the path.
     """
+    rows, columns = t.stride()
     if (
-        t.stride(1) == 1
-        and ((t.stride(0) % _ALIGN == 0 and t.stride(0) >= t.shape[1]) or t.shape[0] == 1)
+        columns == 1
+        and ((rows % _ALIGN == 0 and rows >= t.shape[1]) or t.shape[0] == 1)
         and t.data_ptr() % 16 == 0
     ):
         return t

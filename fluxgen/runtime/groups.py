@@ -26,17 +26,21 @@ from fluxgen.runtime.agreement import Ledger, Statement
 from fluxgen.runtime.dispatch import Call, Cause, Decision
 from fluxgen.runtime.fused import Fused
 
-__all__ = ["Entry", "GroupState", "check_timeouts", "reset", "state_of"]
+__all__ = ["Entry", "GroupState", "check_timeouts", "known_state", "reset", "state_of"]
 
 _NEVER_FUSED = (Cause.NO_GPU, Cause.DTYPE, Cause.DEVICE, Cause.NOTHING_TO_DO)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A call that the ranks agreed on. ``call``: as the decision sees it."""
+    """A call that the ranks agreed on.
 
-    call: Call
+    Attributes:
+        decision: what they agreed on. run: its launches, None on the unfused path.
+    """
+
     decision: Decision
+    run: Any = None
 
 
 class GroupState:
@@ -48,12 +52,14 @@ class GroupState:
     Attributes:
         lock: held while a call's kernels are queued, so that calls of two threads do not mix.
         fused: the fused path's resources, None until a call needs them.
+        fast: entries by whatever cheaper key the ops look them up with; see ``ops``.
     """
 
     def __init__(self, group: dist.ProcessGroup, generation: int = 0) -> None:
         self.world, self.rank, self.generation = group.size(), group.rank(), generation
         self.lock = threading.RLock()
         self.fused: Fused | None = None
+        self.fast: dict[Hashable, Entry] = {}
         self.timeout_s = Settings.load().timeout_s
         self._group = weakref.ref(group)
         self._ledger: Ledger | None = None
@@ -76,10 +82,23 @@ class GroupState:
         found = self._entries.get(key)
         return found if found is not None else self._new_entry(key, describe())
 
+    def find(self, key: Hashable) -> Entry | None:
+        """The entry of an agreed call, None if there is none."""
+        return self._entries.get(key)
+
+    def launch(self, entry: Entry, x: torch.Tensor, *rest: Any) -> Any:
+        """Run a fused entry on x's GPU; what it returns, see ``fused``."""
+        dispatch.note(entry.decision)
+        if torch.cuda.current_device() != x.get_device():
+            with torch.cuda.device(x.device):
+                return self.launch(entry, x, *rest)
+        with self.lock:
+            return entry.run(x, *rest)
+
     def _new_entry(self, key: Hashable, call: Call) -> Entry:
         decision = dispatch.decide(call)
         if self.world == 1:
-            return self._keep(key, Entry(call, decision))
+            return self._keep(key, Entry(decision))
         if call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             if decision.path == "fused":
                 raise CaptureError(
@@ -87,7 +106,7 @@ class GroupState:
                     "this group: comparing it with the other ranks and allocating its workspace "
                     "cannot be captured. Call the op once with the same shapes before the capture"
                 )
-            return Entry(call, decision)  # nothing to allocate; compared at its first eager call
+            return Entry(decision)  # nothing to allocate; compared at its first eager call
         with self.lock:
             shared = (
                 call.op, call.dtype, call.device.type, call.sizes, call.cut, call.bias,
@@ -105,7 +124,11 @@ class GroupState:
                     decision = decision.unfused(Cause.UNEVEN, reason)
             elif decision.path == "fused":
                 decision = self._prepare(call, decision)
-            return self._keep(key, Entry(call, decision))
+            run = None
+            if decision.winner is not None:
+                assert self.fused is not None
+                run = self.fused.run(call, decision.winner)
+            return self._keep(key, Entry(decision, run))
 
     def _keep(self, key: Hashable, entry: Entry) -> Entry:
         if len(self._entries) >= 4096:
@@ -194,16 +217,32 @@ class GroupState:
 
 
 _states: weakref.WeakKeyDictionary[Any, GroupState] = weakref.WeakKeyDictionary()
+_by_id: dict[int, GroupState] = {}
 _states_lock = threading.Lock()
 
 
 def state_of(group: dist.ProcessGroup) -> GroupState:
     """The state of a group, made at first use."""
-    found = _states.get(group)
+    found = known_state(group)
     if found is None:
         with _states_lock:
-            found = _states.setdefault(group, GroupState(group))
+            found = _states.get(group)
+            if found is None:
+                found = _keep_state(group, GroupState(group))
     return found
+
+
+def known_state(group: object) -> GroupState | None:
+    """The state of a group, if it has one; several times faster than a weak dictionary."""
+    found = _by_id.get(id(group))
+    return found if found is not None and found._group() is group else None
+
+
+def _keep_state(group: dist.ProcessGroup, state: GroupState) -> GroupState:
+    _states[group] = state
+    _by_id[id(group)] = state
+    weakref.finalize(group, _by_id.pop, id(group), None)
+    return state
 
 
 def check_timeouts() -> None:
@@ -224,4 +263,4 @@ def reset(group: dist.ProcessGroup) -> None:
     """
     with _states_lock:
         old = _states.get(group)
-        _states[group] = GroupState(group, 0 if old is None else old.generation + 1)
+        _keep_state(group, GroupState(group, 0 if old is None else old.generation + 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as ct
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,13 @@ class FusedKernel(_Library):
         """Raise KernelError if the kernel cannot take ``args``. Needs no GPU."""
         self._call(self._check, ct.byref(args))
 
+    @property
+    def launcher(self) -> int:
+        """Address of the launch function, for ``fluxgen_gemm_call``."""
+        address = ct.cast(self._launch, ct.c_void_p).value
+        assert address is not None
+        return address
+
     def launch(self, args: abi.GemmArgs, stream: int) -> None:
         """Queue the kernel on ``stream`` (a ``cudaStream_t`` as an integer)."""
         self._call(self._launch, ct.byref(args), ct.c_void_p(stream))
@@ -134,6 +142,16 @@ class SupportKernels(_Library):
         self._pull = self._symbol("fluxgen_pull")
         self._order = self._symbol("fluxgen_order")
         self._reduce = self._symbol("fluxgen_reduce")
+        self._pull_graph = self._symbol("fluxgen_pull_graph")
+        self._graph_free = self._symbol("fluxgen_graph_free")
+        self._gather = self._whole_call("fluxgen_gather")
+        self._scatter = self._whole_call("fluxgen_scatter")
+
+    def _whole_call(self, name: str) -> Any:
+        """With types declared, integers are passed as addresses at a third of the cost."""
+        symbol = self._symbol(name)
+        symbol.argtypes = [ct.c_void_p, ct.c_void_p, ct.c_void_p, ct.c_int64]
+        return symbol
 
     def begin(self, args: abi.BeginArgs, stream: int) -> None:
         """Queue the start of an ag_gemm; with ``args.pull``, its whole transport."""
@@ -152,3 +170,31 @@ class SupportKernels(_Library):
     def reduce(self, args: abi.ReduceArgs, stream: int) -> None:
         """Queue the reduction that ends a gemm_rs."""
         self._call(self._reduce, ct.byref(args), ct.c_void_p(stream))
+
+    def pull_graph(self, args: abi.PullArgs, copy: int) -> PullGraph:
+        """The copies of ``args``, into the matrix where it lies now, as one graph."""
+        handle = ct.c_void_p()
+        self._call(self._pull_graph, ct.byref(args), ct.c_void_p(copy), ct.byref(handle))
+        return PullGraph(self, handle.value or 0)
+
+    def gather(self, call: int, stream: int) -> None:
+        """Queue a whole ag_gemm; ``call`` is the address of a ``fluxgen_gather_call``."""
+        message = _message()
+        status = self._gather(call, stream, message, _MESSAGE_BYTES)
+        if status:
+            raise KernelError(message.value.decode("utf-8", "replace"), status)
+
+    def scatter(self, call: int, stream: int) -> None:
+        """Queue a whole gemm_rs; ``call`` is the address of a ``fluxgen_scatter_call``."""
+        message = _message()
+        status = self._scatter(call, stream, message, _MESSAGE_BYTES)
+        if status:
+            raise KernelError(message.value.decode("utf-8", "replace"), status)
+
+
+class PullGraph:
+    """A CUDA graph of an ag_gemm's copies; ``handle`` is its ``cudaGraphExec_t``."""
+
+    def __init__(self, support: SupportKernels, handle: int) -> None:
+        self.handle = handle
+        weakref.finalize(self, support._graph_free, ct.c_void_p(handle))

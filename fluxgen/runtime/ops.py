@@ -13,7 +13,7 @@ gradients on all ranks or on none: backward communicates too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -24,7 +24,7 @@ from fluxgen.core.problem import Op, ceil_div
 from fluxgen.runtime import autograd, dispatch, fallback
 from fluxgen.runtime.dispatch import Call
 from fluxgen.runtime.fused import layout_of
-from fluxgen.runtime.groups import state_of
+from fluxgen.runtime.groups import known_state, state_of
 
 __all__ = ["Group", "all_gather_matmul", "group_of", "matmul_reduce_scatter", "member_of"]
 
@@ -70,6 +70,14 @@ def all_gather_matmul(
         CaptureError: the first call of this kind, inside a CUDA graph capture.
         CommTimeout: an earlier call of this group waited for a rank past its deadline.
     """
+    state = known_state(group)
+    key = None
+    if state is not None and type(w) in _PLAIN and _is_plain_call(x, w, bias):
+        key = (_layout(x), _layout(w), _layout(bias), gather_dim, return_gathered)
+        entry = state.fast.get(key)
+        if entry is not None:
+            outs = state.launch(entry, x, (w,), (bias,), return_gathered)
+            return (outs[0], outs[1]) if return_gathered else outs[0]
     single = isinstance(w, torch.Tensor)
     weights: list[Any] = [w] if single else _listed("w", w)
     biases: list[Any]
@@ -91,10 +99,12 @@ def all_gather_matmul(
         _check_bias("bias" if single else f"bias[{index}]", b, weight)
     keep = save_gathered and torch.is_grad_enabled() and any(t.requires_grad for t in weights)
     given = [b for b in biases if b is not None]
-    direct = _needs_no_dispatcher([x, *weights, *given])
+    direct = _is_plain_call(x, *weights, *given)
     outs = (_gather_impl if direct else torch.ops.fluxgen.all_gather_matmul)(
         x, weights, given, [b is not None for b in biases], name, tp, dim, return_gathered or keep
     )
+    if key is not None:
+        _remember(group, key, (Op.AG_GEMM, *_gather_key(x, weights, dim, return_gathered)))
     y = outs[0] if single else list(outs[: len(weights)])
     return (y, outs[-1]) if return_gathered else y
 
@@ -130,6 +140,14 @@ def matmul_reduce_scatter(
             lack) are found by comparing, the first time that this call is made.
         UnsupportedError, CaptureError, CommTimeout: as :func:`all_gather_matmul`.
     """
+    state = known_state(group)
+    key = None
+    if state is not None and type(w) in _PLAIN and _is_plain_call(x, w, bias):
+        key = (_layout(x), _layout(w), _layout(bias), scatter_dim, reduce_op, bias_mode)
+        entry = state.fast.get(key)
+        if entry is not None:
+            scale = 1.0 / state.world if reduce_op == "avg" else 1.0
+            return state.launch(entry, x, w, bias, scale)
     name, tp = group_of(group)
     _check_x(x)
     dim = _check_dim("scatter_dim", scatter_dim, x)
@@ -145,10 +163,13 @@ def matmul_reduce_scatter(
             f"x: expected a size of dim {dim} that the group's {tp} ranks divide; found {size} in "
             f"{tuple(x.shape)}. Pad it to {ceil_div(size, tp) * tp} rows"
         )
-    direct = _needs_no_dispatcher([x, w] if bias is None else [x, w, bias])
-    return (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
+    direct = _is_plain_call(x, w, bias)
+    out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
         x, w, bias, name, tp, dim, reduce_op, bias_mode
     )
+    if key is not None:
+        _remember(group, key, (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode)))
+    return out
 
 
 def group_of(group: Group) -> tuple[str, int]:
@@ -186,7 +207,10 @@ def _resolve(name: str) -> dist.ProcessGroup:
         raise UsageError(f"group: no process group is named {name!r}: {error}") from error
 
 
-def _needs_no_dispatcher(tensors: list[torch.Tensor]) -> bool:
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_plain_call(*tensors: Any) -> bool:
     """Whether a call is plain eager inference, where the custom op's dispatch only costs time.
 
     It takes several times as long as a small matmul. Whoever wants to see the op (compilers,
@@ -194,14 +218,46 @@ def _needs_no_dispatcher(tensors: list[torch.Tensor]) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return False
+    needs_grad = torch.is_grad_enabled()
+    for t in tensors:
+        if t is not None and (type(t) not in _PLAIN or (needs_grad and t.requires_grad)):
+            return False
     return (
-        all(type(t) is torch.Tensor or type(t) is torch.nn.Parameter for t in tensors)
-        and torch._C._len_torch_dispatch_stack() == 0
+        torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch.jit.is_tracing()
+        and torch._C._get_tracing_state() is None
     )
+
+
+def _layout(t: torch.Tensor | None) -> Any:
+    """All that checks and decisions look at, and the strides; not the address."""
+    return None if t is None else (t.shape, t.stride(), t.dtype, t.get_device())
+
+
+def _remember(group: Any, key: Hashable, slow_key: Hashable) -> None:
+    """Let the next such call go straight to its launches, if it has any."""
+    state = known_state(group)
+    entry = None if state is None else state.find(slow_key)
+    if state is not None and entry is not None and entry.run is not None:
+        if len(state.fast) >= 4096:
+            state.fast.clear()
+        state.fast[key] = entry
+
+
+def _gather_key(
+    x: torch.Tensor, w: Sequence[torch.Tensor], dim: int, return_gathered: bool
+) -> tuple[Any, ...]:
+    """What tells agreed calls apart: nothing that may differ between ranks but the weights."""
+    weights = [(weight.shape, weight.stride()) for weight in w]
+    return (x.shape, dim, x.dtype, x.device, return_gathered, *weights)
+
+
+def _scatter_key(
+    x: torch.Tensor, w: torch.Tensor, bias: Any, dim: int, reduce_op: str, bias_mode: str
+) -> tuple[Any, ...]:
+    """As :func:`_gather_key`."""
+    kind = bias_mode if bias_mode == "partial" or bias is not None else "none"
+    return (x.shape, w.shape, w.stride(), dim, x.dtype, x.device, kind, reduce_op)
 
 
 def _listed(name: str, given: Any) -> list[Any]:
@@ -286,13 +342,9 @@ def _gather_impl(
     process_group = _resolve(group)
     given = iter(bias)
     biases = [next(given) if has else None for has in has_bias]
-    winner = None
     if w:
         state = state_of(process_group)
-        key = (
-            x.shape, gather_dim, x.dtype, x.device, return_gathered,
-            *[(weight.shape, weight.stride()) for weight in w],
-        )  # fmt: skip
+        key = (Op.AG_GEMM, *_gather_key(x, w, gather_dim, return_gathered))
 
         def describe() -> Call:
             return Call(
@@ -301,28 +353,17 @@ def _gather_impl(
                 tuple(x.shape[:-1]), return_gathered=return_gathered,
             )  # fmt: skip
 
-        decision = state.entry(key, describe).decision
-        dispatch.note(decision)
-        winner = decision.winner
-    if winner is None:
-        outs, gathered = fallback.all_gather_matmul(x, w, biases, process_group, gather_dim)
-        if return_gathered and gathered is x:
-            # A custom op may not return its input.
-            gathered = gathered.clone(memory_format=torch.contiguous_format)
-    else:
-        with state.lock:
-            assert state.fused is not None
-            rows = x.movedim(gather_dim, 0)
-            outs, gathered = state.fused.all_gather_matmul(winner, rows.reshape(-1, x.shape[-1]), w)
-        for out, b in zip(outs, biases, strict=True):
-            if b is not None:
-                out.add_(b)
-        lead = (rows.shape[0] * tp, *rows.shape[1:-1])
-        outs = [out.view(*lead, -1).movedim(0, gather_dim) for out in outs]
-        gathered = gathered.view(*lead, -1).movedim(0, gather_dim)
-    # Nor may it return a stride that its fake does not have.
+        entry = state.entry(key, describe)
+        if entry.run is not None:
+            return list(state.launch(entry, x, w, biases, return_gathered))
+        dispatch.note(entry.decision)
+    outs, gathered = fallback.all_gather_matmul(x, w, biases, process_group, gather_dim)
+    # A custom op may not return its input, nor a stride that its fake does not have.
     outs = [out.contiguous() for out in outs]
-    return [*outs, gathered.contiguous()] if return_gathered else outs
+    if return_gathered:
+        outs.append(gathered.clone(memory_format=torch.contiguous_format)
+                    if gathered is x else gathered.contiguous())  # fmt: skip
+    return outs
 
 
 def _gather_fake(
@@ -353,8 +394,8 @@ def _scatter_impl(
 ) -> torch.Tensor:
     process_group = _resolve(group)
     state = state_of(process_group)
+    key = (Op.GEMM_RS, *_scatter_key(x, w, bias, scatter_dim, reduce_op, bias_mode))
     kind = bias_mode if bias_mode == "partial" or bias is not None else "none"
-    key = (x.shape, w.shape, w.stride(), scatter_dim, x.dtype, x.device, kind, reduce_op)
 
     def describe() -> Call:
         return Call(
@@ -362,21 +403,15 @@ def _scatter_impl(
             (layout_of(w),), scatter_dim, tuple(x.shape[:-1]), kind, reduce_op,
         )  # fmt: skip
 
-    decision = state.entry(key, describe).decision
-    dispatch.note(decision)
-    if decision.winner is None:
-        return fallback.matmul_reduce_scatter(
-            x, w, bias, process_group, scatter_dim, reduce_op, bias_mode
-        ).contiguous()
-    rows = x.movedim(scatter_dim, 0)
-    with state.lock:
-        assert state.fused is not None
-        out = state.fused.matmul_reduce_scatter(
-            decision.winner, rows.reshape(-1, w.shape[1]), w, bias,
-            1.0 / tp if reduce_op == "avg" else 1.0,
-        )  # fmt: skip
-    lead = (rows.shape[0] // tp, *rows.shape[1:-1])
-    return out.view(*lead, -1).movedim(0, scatter_dim).contiguous()
+    entry = state.entry(key, describe)
+    if entry.run is not None:
+        scale = 1.0 / tp if reduce_op == "avg" else 1.0
+        out: torch.Tensor = state.launch(entry, x, w, bias, scale)
+        return out
+    dispatch.note(entry.decision)
+    return fallback.matmul_reduce_scatter(
+        x, w, bias, process_group, scatter_dim, reduce_op, bias_mode
+    ).contiguous()
 
 
 def _scatter_fake(

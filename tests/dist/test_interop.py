@@ -433,7 +433,7 @@ def _compiled(name, dim, shape, rank, nccl):
     ):
         out = torch.compile(block, fullgraph=True)(*arguments)
     same(out, eager + 0)
-    return [decision.key for decision in seen.decisions], lines
+    return [decision.key.split("/kn")[0] for decision in seen.decisions], lines
 
 
 def _inductor(groups, rank):
@@ -498,7 +498,7 @@ def _training(groups, rank):
                 y = run(*leaves)
                 y.backward(integers(30 + rank, 8, 8))
             grads.append([y.detach(), *(leaf.grad for leaf in leaves)])
-        assert [d.key for d in seen.decisions] == [
+        assert [d.key.split("/kn")[0] for d in seen.decisions] == [
             "ag_gemm/float32/m8-n8-k6-tp2",
             "gemm_rs/float32/m8-n6-k8-tp2",
         ]

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fluxgen/abi.h"
+#include "fluxgen/calls.h"
 #include "fluxgen/protocol.cuh"
 #include "fluxgen/tile_order.cuh"
 
@@ -56,6 +57,9 @@ size_t size_of(char const* name) {
   FLUXGEN_SIZE(fluxgen_reduce_args)
   FLUXGEN_SIZE(fluxgen_begin_args)
   FLUXGEN_SIZE(fluxgen_pull_args)
+  FLUXGEN_SIZE(fluxgen_gemm_call)
+  FLUXGEN_SIZE(fluxgen_gather_call)
+  FLUXGEN_SIZE(fluxgen_scatter_call)
   FLUXGEN_SIZE(fluxgen_kernel_info)
   return 0;
 }
@@ -79,7 +83,9 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_begin_args, pull)
   FLUXGEN_OFFSET(fluxgen_pull_args, gathered)
   FLUXGEN_OFFSET(fluxgen_pull_args, chunk_axis)
-  FLUXGEN_OFFSET(fluxgen_kernel_info, smem_bytes)
+  FLUXGEN_OFFSET(fluxgen_gather_call, joined)
+  FLUXGEN_OFFSET(fluxgen_scatter_call, reduce)
+  FLUXGEN_OFFSET(fluxgen_kernel_info, b_transposed)
   return size_t(-1);
 }
 

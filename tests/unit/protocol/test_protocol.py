@@ -62,7 +62,9 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_begin_args", "pull"),
         ("fluxgen_pull_args", "gathered"),
         ("fluxgen_pull_args", "chunk_axis"),
-        ("fluxgen_kernel_info", "smem_bytes"),
+        ("fluxgen_gather_call", "joined"),
+        ("fluxgen_scatter_call", "reduce"),
+        ("fluxgen_kernel_info", "b_transposed"),
     ]:
         ours = getattr(abi.STRUCTS[struct], field).offset
         assert driver().offset_of(f"{struct}.{field}".encode()) == ours, f"{struct}.{field}"

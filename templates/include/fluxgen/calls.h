@@ -1,0 +1,45 @@
+// Whole calls in one: what the support library launches for the runtime, through the GEMMs of other
+// libraries. Apart from abi.h, since compiled GEMMs do not depend on it.
+#ifndef FLUXGEN_CALLS_H_
+#define FLUXGEN_CALLS_H_
+
+#include "fluxgen/abi.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A fused GEMM of one library as another library launches it.
+typedef int (*fluxgen_gemm_launcher)(fluxgen_gemm_args const* args, void* stream, char* message,
+                                     int64_t size);
+typedef struct fluxgen_gemm_call {
+  fluxgen_gemm_launcher launch;
+  fluxgen_gemm_args const* args;
+} fluxgen_gemm_call;
+
+// A whole ag_gemm in one call: begin, the transport, a GEMM for each weight, the join.
+typedef struct fluxgen_gather_call {
+  uint32_t abi_version;
+  uint32_t struct_size;         // sizeof(fluxgen_gather_call)
+  fluxgen_begin_args const* begin;
+  fluxgen_pull_args const* pull;     // null: begin pulls by itself
+  void* pull_graph;             // a graph of the pulls (fluxgen_pull_graph), or null
+  fluxgen_gemm_call const* gemms;
+  int64_t count;
+  void* copy;                   // the copies' stream
+  void* forked;                 // events for the fork and the join
+  void* joined;
+} fluxgen_gather_call;
+
+// A whole gemm_rs in one call.
+typedef struct fluxgen_scatter_call {
+  uint32_t abi_version;
+  uint32_t struct_size;         // sizeof(fluxgen_scatter_call)
+  fluxgen_gemm_call gemm;
+  fluxgen_reduce_args const* reduce;
+} fluxgen_scatter_call;
+
+#ifdef __cplusplus
+}
+#endif
+#endif  // FLUXGEN_CALLS_H_

@@ -55,6 +55,9 @@ Link = Annotated[str, typer.Option("--link", help="nvlink or pcie.")]
 Tokens = Annotated[str, typer.Option("--tokens", help="Global token counts m, comma-separated.")]
 Ops = Annotated[str, typer.Option("--ops", help="Ops, comma-separated.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
+Training = Annotated[
+    bool, typer.Option("--training", help="Also the GEMMs of the backward, with (k, n) weights.")
+]
 Db = Annotated[Path | None, typer.Option("--db", help="Tuning database file.")]
 
 # Piped into a file or a pager, a table is as wide as it needs; a terminal has its own width.
@@ -165,6 +168,7 @@ def tune(
     tokens: Tokens = DEFAULT_TOKENS,
     ops: Ops = "ag_gemm,gemm_rs",
     dtype: Dtype = "bf16",
+    training: Training = False,
     evaluator: Annotated[str, typer.Option(help="auto, predict or device.")] = "auto",
     trials: Annotated[int, typer.Option(help="Candidates per problem.")] = 16,
     timeout: Annotated[float | None, typer.Option(help="Seconds for the whole call.")] = None,
@@ -182,7 +186,14 @@ def tune(
     topology = _topology(target, link, tp)
     judge = tuning.make_evaluator(evaluator)
     wanted = _ops(ops)
-    found = counted_problems(model, tp, _integers("tokens", tokens), DType.parse(dtype), wanted)
+    found = counted_problems(
+        model,
+        tp,
+        _integers("tokens", tokens),
+        DType.parse(dtype),
+        wanted,
+        training=training,
+    )
     _require_kernels(topology.gpu, dtype)
     for message in found.messages:
         _say(f"note: {message}")
@@ -204,7 +215,8 @@ def tune(
             storage=storage,
             db=database,
             seed=seed,
-            max_kernels=MAX_KERNELS // max(1, len(wanted)),  # each op compiles its own
+            # Each op, and each layout of its weight, compiles its own.
+            max_kernels=MAX_KERNELS // (max(1, len(wanted)) * (2 if training else 1)),
             counts=dict(zip(found.problems, found.counts, strict=True)),
             progress=show,
             sink=database.put,
@@ -258,6 +270,7 @@ def build(
     tokens: Tokens = DEFAULT_TOKENS,
     ops: Ops = "ag_gemm,gemm_rs",
     dtype: Dtype = "bf16",
+    training: Training = False,
     db: Db = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the sources.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Parallel compiles (default: by RAM).")] = None,
@@ -297,7 +310,7 @@ def build(
             raise UsageError("build --model: expected --tp too; found none")
         topology = _topology(target, link, tp)
         _require_kernels(topology.gpu, dtype)
-        wanted = _tuned_entries(model, topology, tokens, ops, dtype, db)
+        wanted = _tuned_entries(model, topology, tokens, ops, dtype, training, db)
         entries = entries | wanted
     if not wanted:
         _say(
@@ -400,7 +413,13 @@ def _sources_directory(writes: bool) -> Path:
 
 
 def _tuned_entries(
-    model: str, topology: Topology, tokens: str, ops: str, dtype: str, db: Path | None
+    model: str,
+    topology: Topology,
+    tokens: str,
+    ops: str,
+    dtype: str,
+    training: bool,
+    db: Path | None,
 ) -> set[Any]:
     from fluxgen.build.generated import Entry, compiled_part
     from fluxgen.db.lookup import default_lookup
@@ -408,7 +427,12 @@ def _tuned_entries(
 
     look = default_lookup(db)
     found = counted_problems(
-        model, topology.world, _integers("tokens", tokens), DType.parse(dtype), _ops(ops)
+        model,
+        topology.world,
+        _integers("tokens", tokens),
+        DType.parse(dtype),
+        _ops(ops),
+        training=training,
     )
     entries = set()
     misses = 0

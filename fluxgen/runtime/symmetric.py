@@ -94,14 +94,26 @@ _names = itertools.count()
 
 
 def _rendezvous(memory: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """Map the peers' memory, under a group name and a store of our own."""
-    from torch._C._distributed_c10d import _SymmetricMemory
+    """Map the peers' memory, through a group name and a store of our own."""
+    from torch._C._distributed_c10d import (
+        ProcessGroup,
+        _register_process_group,
+        _SymmetricMemory,
+        _unregister_process_group,
+    )
 
     name = f"fluxgen/{group.group_name}/{next(_names)}"
     number = _made[group] = _made.get(group, 0) + 1
     store = _OwnNumbers(dist.distributed_c10d._get_process_group_store(group), f"memory/{number}")
-    _SymmetricMemory.set_group_info(name, group.rank(), group.size(), store)
-    return _SymmetricMemory.rendezvous(memory, name)
+    # Torch takes rank, size and store from a group registered under the name, or from the group
+    # info of that name, depending on its version.
+    stand_in = ProcessGroup(store, group.rank(), group.size())
+    _register_process_group(name, stand_in)
+    try:
+        _SymmetricMemory.set_group_info(name, group.rank(), group.size(), store)
+        return _SymmetricMemory.rendezvous(memory, name)
+    finally:
+        _unregister_process_group(name)
 
 
 class _OwnNumbers(dist.Store):  # type: ignore[misc]

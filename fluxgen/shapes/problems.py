@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def problems(
     dtype: DType | str = DType.BF16,
     ops: Iterable[Op | str] = BOTH,
     include_lm_head: bool = False,
+    training: bool = False,
 ) -> tuple[Problem, ...]:
     """The distinct problems of a model, in first-seen order: each is tuned once.
 
@@ -70,13 +71,14 @@ def problems(
         dtype: element type of operands and result.
         ops: the fused ops to list.
         include_lm_head: whether to add the output projection.
+        training: whether to add what a backward poses, see :func:`backward`.
 
     Raises:
         UsageError: for an invalid argument, before the model is read.
         ModelConfigError, UnsupportedError, ShardingError: as
             :func:`fluxgen.shapes.gemms.model_gemms`.
     """
-    found = counted_problems(model, tp, tokens, dtype, ops, include_lm_head)
+    found = counted_problems(model, tp, tokens, dtype, ops, include_lm_head, training)
     for message in found.messages:
         _LOG.warning("%s", message)
     return found.problems
@@ -89,6 +91,7 @@ def counted_problems(
     dtype: DType | str = DType.BF16,
     ops: Iterable[Op | str] = BOTH,
     include_lm_head: bool = False,
+    training: bool = False,
 ) -> ProblemSet:
     """As :func:`problems`, with counts, and with the messages returned instead of logged.
 
@@ -104,7 +107,7 @@ def counted_problems(
     if not wanted:
         raise UsageError("ops: expected at least one of ag_gemm, gemm_rs; found none")
     gemms = analyse(model, tp, include_lm_head).gemms
-    return _count(gemms, tp, sizes, the_dtype, wanted, messages)
+    return _count(gemms, tp, sizes, the_dtype, wanted, messages, training)
 
 
 def check_tokens(tokens: int | Iterable[int], tp: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -138,23 +141,39 @@ def _count(
     dtype: DType,
     ops: tuple[Op, ...],
     messages: tuple[str, ...],
+    training: bool = False,
 ) -> ProblemSet:
     counts: dict[Problem, int] = {}
     names: dict[Problem, dict[str, None]] = {}
     for gemm in gemms:
-        if gemm.op is None or gemm.op not in ops:
+        if gemm.op is None:
             continue
-        signature = Signature.of(gemm.op, dtype)
         for m in sizes:
-            problem = Problem(signature, m, gemm.n, gemm.k, tp)
-            counts[problem] = counts.get(problem, 0) + gemm.count
-            names.setdefault(problem, {})[gemm.name] = None
+            forward = Problem(Signature.of(gemm.op, dtype), m, gemm.n, gemm.k, tp)
+            posed = [(forward, gemm.name)]
+            if training:
+                posed.append((backward(forward), f"{gemm.name}.backward"))
+            for problem, name in posed:
+                if problem.op in ops:
+                    counts[problem] = counts.get(problem, 0) + gemm.count
+                    names.setdefault(problem, {})[name] = None
     return ProblemSet(
         problems=tuple(counts),
         counts=tuple(counts.values()),
         names=tuple(tuple(found) for found in names.values()),
         messages=messages,
     )
+
+
+def backward(problem: Problem) -> Problem:
+    """What the gradient of a fused op's activation poses: the other op, the weight transposed.
+
+    dX (m/tp, k) of an ag_gemm reduces dY (m, n) times W (n, k); dX (m, k) of a gemm_rs gathers dY
+    (m/tp, n) and multiplies it with W (n, k). Either way W is the (k, n) operand "kn".
+    """
+    other = Op.GEMM_RS if problem.op is Op.AG_GEMM else Op.AG_GEMM
+    signature = replace(problem.signature, op=other, b_layout="kn")
+    return Problem(signature, problem.m, problem.k, problem.n, problem.tp)
 
 
 def summary(

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from fluxgen.runtime.fallback import split_sizes
+
 __all__ = ["register"]
 
 
@@ -30,16 +32,16 @@ def register(all_gather_matmul: Any, matmul_reduce_scatter: Any) -> None:
 
 
 def _gather_setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    x, weights, _, has_bias, group, tp, dim, return_gathered = inputs
+    x, weights, _, has_bias, group, tp, dim, size, return_gathered = inputs
     # Gradients of unused outputs stay None: a zero one would cost a matmul or a collective.
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[-1] if return_gathered else x, *weights)
-    ctx.call = (has_bias, group, tp, dim, return_gathered)
+    ctx.call = (has_bias, group, tp, dim, size, x.shape[dim], return_gathered)
 
 
 def _gather_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, ...]:
     kept, *weights = ctx.saved_tensors
-    has_bias, group, tp, dim, return_gathered = ctx.call
+    has_bias, group, tp, dim, size, part, return_gathered = ctx.call
     needs_x, needs_w, needs_b = ctx.needs_input_grad[:3]
     used = [i for i in range(len(weights)) if grads[i] is not None]
     outs: list[Any] = [grads[i] for i in used]
@@ -49,17 +51,17 @@ def _gather_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
         grad = outs[0] if len(used) == 1 else torch.cat(outs, dim=-1)
         weight = weights[used[0]] if len(used) == 1 else torch.cat([weights[i] for i in used])
         dx = torch.ops.fluxgen.matmul_reduce_scatter(
-            grad, weight.t(), None, group, tp, dim, "sum", "replicated"
+            grad, weight.t(), None, group, tp, dim, part, "sum", "replicated"
         )
     if needs_x and return_gathered and grads[-1] is not None:
-        direct = _reduce_scatter(grads[-1], group, tp, dim)
+        direct = _reduce_scatter(grads[-1], group, tp, dim, part)
         dx = direct if dx is None else dx + direct
     dw: list[Any] = [None] * len(weights)
     if any(needs_w[i] for i in used):
         gathered = kept
         if not return_gathered:
             (gathered,) = torch.ops.fluxgen.all_gather_matmul(
-                kept, [], [], [], group, tp, dim, True
+                kept, [], [], [], group, tp, dim, size, True
             )
         for i, grad in zip(used, outs, strict=True):
             if needs_w[i]:
@@ -70,11 +72,11 @@ def _gather_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
             grad = grads[i]
             needed = needs_b[len(db)] and grad is not None
             db.append(_rows(grad).sum(0) if needed else None)
-    return dx, dw, db, None, None, None, None, None
+    return dx, dw, db, None, None, None, None, None, None
 
 
 def _scatter_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, w, _, group, tp, dim, reduce_op, bias_mode = inputs
+    x, w, _, group, tp, dim, _, reduce_op, bias_mode = inputs
     ctx.save_for_backward(x, w)
     ctx.call = (group, tp, dim, tp if reduce_op == "avg" else 1, bias_mode)
 
@@ -87,7 +89,15 @@ def _scatter_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     if needs_x or needs_w or needs_b:
         weights = [w.t()] if needs_x else []
         outs = torch.ops.fluxgen.all_gather_matmul(
-            grad, weights, [], [False] * len(weights), group, tp, dim, bool(needs_w or needs_b)
+            grad,
+            weights,
+            [],
+            [False] * len(weights),
+            group,
+            tp,
+            dim,
+            x.shape[dim],
+            bool(needs_w or needs_b),
         )
         if needs_x:
             dx = outs[0] if divisor == 1 else outs[0] / divisor
@@ -97,7 +107,7 @@ def _scatter_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         if needs_b:
             db = _rows(outs[-1]).sum(0)
             db = db if divisor == 1 or bias_mode == "replicated" else db / divisor
-    return dx, dw, db, None, None, None, None, None
+    return dx, dw, db, None, None, None, None, None, None
 
 
 def _rows(x: Any) -> Any:
@@ -105,12 +115,20 @@ def _rows(x: Any) -> Any:
     return x.flatten(0, -2)
 
 
-def _reduce_scatter(grad: Any, group: str, tp: int, dim: int) -> Any:
-    """Sum of ``grad`` over ranks, cut along ``dim``; a functional collective, so it traces."""
+def _reduce_scatter(grad: Any, group: str, tp: int, dim: int, part: int) -> Any:
+    """Sum of ``grad`` over ranks, this rank's ``part`` along ``dim``; traces.
+
+    A functional collective; uneven parts are padded to the longest.
+    """
     if tp == 1:
         return grad
     rows = grad.movedim(dim, 0).contiguous()
     if rows.numel() == 0:
-        return grad.new_zeros(grad.movedim(dim, 0)[: rows.shape[0] // tp].movedim(0, dim).shape)
+        return grad.new_zeros(grad.movedim(dim, 0)[:part].movedim(0, dim).shape)
+    if rows.shape[0] % tp:
+        sizes = split_sizes(rows.shape[0], tp)
+        missing = [rows.new_zeros((sizes[0] - size, *rows.shape[1:])) for size in sizes]
+        parts = zip(rows.split(sizes), missing, strict=True)
+        rows = torch.cat([piece for pair in parts for piece in pair])
     out = torch.ops._c10d_functional.reduce_scatter_tensor(rows, "sum", tp, group)
-    return torch.ops._c10d_functional.wait_tensor(out).movedim(0, dim)
+    return torch.ops._c10d_functional.wait_tensor(out)[:part].movedim(0, dim)

@@ -78,7 +78,7 @@ class Cause(str, enum.Enum):
     BIAS = "bias"
     """A bias that is part of one rank's product: no kernel adds it before the reduction."""
     UNEVEN = "uneven"
-    """The ranks hold sizes that differ."""
+    """The ranks do not divide the rows or the weights evenly."""
     NO_PEERS = "no_peers"
     """The ranks cannot address each other's memory."""
 
@@ -100,7 +100,7 @@ class Call:
     Attributes:
         op: which. m: global rows. k: columns of x. ns: n of each weight.
         layouts: ``nk`` or ``kn`` of each weight. dtype, device: of the operands. tp: ranks.
-        dims, cut: dims of x, and which of them the ranks cut. sizes: x's sizes but the last.
+        cut: the dim of x that the ranks cut. sizes: x's but the last, with all rows of ``cut``.
         bias: gemm_rs only: ``none``, ``replicated`` or ``partial``.
         reduce_op: gemm_rs only. return_gathered: ag_gemm only.
     """
@@ -285,6 +285,9 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
         return Cause.ONE_RANK, "one rank: a plain matmul, nothing to communicate", None
     if call.device.type != "cuda" or torch.version.cuda is None:
         return Cause.NO_GPU, f"no CUDA GPU: the tensors are on {call.device}", None
+    if call.sizes and call.sizes[call.cut] % call.tp:
+        reason = f"{call.tp} ranks do not divide {call.sizes[call.cut]} rows evenly"
+        return Cause.UNEVEN, reason, None
     if call.bias == "partial":
         return Cause.BIAS, "no kernel adds a bias before the reduction (bias_mode='partial')", None
     try:

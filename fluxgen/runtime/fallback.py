@@ -33,14 +33,15 @@ def all_gather_matmul(
     biases: Sequence[torch.Tensor | None],
     group: dist.ProcessGroup,
     dim: int,
+    size: int,
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Each ``gathered @ w.T + bias``, and the gathered x itself (x, if the group has one rank).
 
     Args:
-        x: (..., S/W at ``dim``, ..., K), equally long on every rank. weights: of (N_i, K).
+        x: (..., S/W at ``dim``, ..., K), this rank's part. weights: of (N_i, K). size: S.
         biases: (N_i,) or None for each weight, this rank's own. dim: not the last.
     """
-    gathered = all_gather(x, group, dim)
+    gathered = all_gather(x, group, dim, size)
     pairs = zip(weights, biases, strict=True)
     return [torch.nn.functional.linear(gathered, w, b) for w, b in pairs], gathered
 
@@ -57,7 +58,7 @@ def matmul_reduce_scatter(
     """This rank's part along ``dim`` of the sum or average over ranks of ``x @ w.T``.
 
     Args:
-        x: (..., S at ``dim``, ..., K), W divides S. w: (N, K). dim: not the last.
+        x: (..., S at ``dim``, ..., K). w: (N, K). dim: not the last.
         bias: (N,). bias_mode: ``replicated`` adds it after the reduction, ``partial`` before.
     """
     replicated = bias_mode == "replicated"
@@ -68,8 +69,16 @@ def matmul_reduce_scatter(
     return out
 
 
-def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-    """x of every rank, in the group's order, one behind the other along ``dim``."""
+def split_sizes(size: int, world: int) -> list[int]:
+    """How many of ``size`` rows each rank has: the first ``size % world`` ranks one more.
+
+    As ``torch.tensor_split``: 10 rows on 4 ranks are 3, 3, 2 and 2.
+    """
+    return [size // world + (rank < size % world) for rank in range(world)]
+
+
+def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int, size: int) -> torch.Tensor:
+    """x of every rank, in the group's order, one behind the other along ``dim``: S = ``size``."""
     world = group.size()
     if world == 1:
         return x
@@ -77,23 +86,40 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
     if not rows.is_contiguous():
         warn_once("strides", f"x: strides {x.stride()} of shape {tuple(x.shape)}, copied first")
         rows = rows.contiguous()
+    uneven = size % world != 0
+    if uneven:  # collectives carry equal parts
+        rows = _padded(rows, -(-size // world))
     out = rows.new_empty((world * rows.shape[0], *rows.shape[1:]))
     if out.numel():
         _gather_into(out, rows, group=group)
+    if uneven:
+        parts = zip(out.chunk(world), split_sizes(size, world), strict=True)
+        out = torch.cat([part[:length] for part, length in parts])
     return out.movedim(0, dim)
 
 
 def reduce_scatter(
     x: torch.Tensor, group: dist.ProcessGroup, dim: int, reduce_op: str
 ) -> torch.Tensor:
-    """This rank's 1/W along ``dim`` of the sum (or average) of every rank's x."""
+    """This rank's part along ``dim`` of the sum (or average) of every rank's x."""
     world = group.size()
     if world == 1:
         return x
-    rows = x.movedim(dim, 0).contiguous()
+    rows = x.movedim(dim, 0)
+    sizes = split_sizes(rows.shape[0], world)
+    if rows.shape[0] % world:
+        rows = torch.cat([_padded(part, sizes[0]) for part in rows.split(sizes)])
+    rows = rows.contiguous()
     out = rows.new_empty((rows.shape[0] // world, *rows.shape[1:]))
     if out.numel():
         _reduce_into(out, rows, group=group)
         if reduce_op == "avg":
             out.div_(world)
-    return out.movedim(0, dim)
+    return out[: sizes[group.rank()]].movedim(0, dim)
+
+
+def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """``rows`` with zeros behind, ``length`` in all."""
+    if rows.shape[0] == length:
+        return rows
+    return torch.cat([rows, rows.new_zeros((length - rows.shape[0], *rows.shape[1:]))])

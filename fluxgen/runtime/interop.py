@@ -209,6 +209,12 @@ def _scatter_kernel(
         theirs = _torchs(_SCATTER, fallback=not (A.is_cuda and known))
         return theirs(A, B, reduce_op, dim, group_name)
     _check_right("B", B, A)
+    _, world = group_of(group_name)
+    if A.shape[dim] % world:
+        raise UsageError(  # torch's op has no uneven parts: its Meta kernel would lose rows
+            f"A: expected a size of dim {dim} that the {world} ranks divide; found "
+            f"{A.shape[dim]} in {tuple(A.shape)}"
+        )
     with torch.no_grad():
         return matmul_reduce_scatter(
             A, B.t(), group=group_name, scatter_dim=dim, reduce_op=reduce_op

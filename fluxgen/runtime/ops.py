@@ -13,6 +13,7 @@ gradients on all ranks or on none: backward communicates too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,13 +21,21 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op, ceil_div
+from fluxgen.core.problem import Op
 from fluxgen.runtime import autograd, dispatch, fallback
 from fluxgen.runtime.dispatch import Call
+from fluxgen.runtime.fallback import split_sizes
 from fluxgen.runtime.fused import layout_of
 from fluxgen.runtime.groups import known_state, state_of
 
-__all__ = ["Group", "all_gather_matmul", "group_of", "matmul_reduce_scatter", "member_of"]
+__all__ = [
+    "Group",
+    "all_gather_matmul",
+    "group_of",
+    "matmul_reduce_scatter",
+    "member_of",
+    "split_sizes",
+]
 
 Group: TypeAlias = "dist.ProcessGroup | str"
 """A process group, or its ``group_name``."""
@@ -43,18 +52,21 @@ def all_gather_matmul(
     *,
     group: Group,
     gather_dim: int = 0,
+    gather_size: int | None = None,
     return_gathered: bool = False,
     save_gathered: bool = False,
 ) -> Any:
     """``gather(x) @ w.T + bias``: the input side of a column-parallel layer.
 
     Args:
-        x: (S/W, ..., K): this rank's part along ``gather_dim``, as long as every other rank's.
+        x: (S/W, ..., K): this rank's part along ``gather_dim``.
         w: (N, K) in any strides, ``.t()`` of a (K, N) included; or several that share the gather.
             N may differ between ranks.
         bias: (N,), this rank's own, for its own columns; for several weights one (or None) each.
         group: whose ranks hold the parts, in the group's order.
         gather_dim: any dim of x but the last; negative counts from the end.
+        gather_size: S. Needed only where W does not divide it: a rank's part is then that of
+            :func:`split_sizes`. None where all parts are equally long.
         return_gathered: also return the gathered x, (S, ..., K).
         save_gathered: keep the gathered x for the backward of w, W times the memory, in place of
             gathering it again.
@@ -73,7 +85,7 @@ def all_gather_matmul(
     state = known_state(group)
     key = None
     if state is not None and type(w) in _PLAIN and _is_plain_call(x, w, bias):
-        key = (_layout(x), _layout(w), _layout(bias), gather_dim, return_gathered)
+        key = (_layout(x), _layout(w), _layout(bias), gather_dim, gather_size, return_gathered)
         entry = state.fast.get(key)
         if entry is not None:
             outs = state.launch(entry, x, (w,), (bias,), return_gathered)
@@ -97,14 +109,23 @@ def all_gather_matmul(
     for index, (weight, b) in enumerate(zip(weights, biases, strict=True)):
         _check_weight("w" if single else f"w[{index}]", weight, x)
         _check_bias("bias" if single else f"bias[{index}]", b, weight)
+    size = _check_gather_size(x, dim, gather_size, name, tp)
     keep = save_gathered and torch.is_grad_enabled() and any(t.requires_grad for t in weights)
     given = [b for b in biases if b is not None]
     direct = _is_plain_call(x, *weights, *given)
     outs = (_gather_impl if direct else torch.ops.fluxgen.all_gather_matmul)(
-        x, weights, given, [b is not None for b in biases], name, tp, dim, return_gathered or keep
+        x,
+        weights,
+        given,
+        [b is not None for b in biases],
+        name,
+        tp,
+        dim,
+        size,
+        return_gathered or keep,
     )
     if key is not None:
-        _remember(group, key, (Op.AG_GEMM, *_gather_key(x, weights, dim, return_gathered)))
+        _remember(group, key, (Op.AG_GEMM, *_gather_key(x, weights, dim, size, return_gathered)))
     y = outs[0] if single else list(outs[: len(weights)])
     return (y, outs[-1]) if return_gathered else y
 
@@ -125,14 +146,15 @@ def matmul_reduce_scatter(
         x: (S, ..., K), all rows with this rank's part of K. K may differ between ranks.
         w: (N, K) in any strides, this rank's part of K.
         bias: (N,). group: whose ranks add up; each keeps the part of its rank in the group.
-        scatter_dim: any dim of x but the last; the group's size must divide it.
+        scatter_dim: any dim of x but the last. Where W does not divide S, a rank keeps as many
+            rows as :func:`split_sizes` says.
         reduce_op: ``sum`` or ``avg``.
         bias_mode: ``replicated``: every rank passes the same bias, it is added once, after the
             reduction (also for ``avg``). ``partial``: a rank's bias is part of its own product
             and is reduced with it, so that a bias which one rank alone passes counts once.
 
     Returns:
-        y of (S/W, ..., N).
+        y of (S/W, ..., N), this rank's part.
 
     Raises:
         UsageError: (a ValueError) an argument does not fit; names it, with values. Before
@@ -157,15 +179,12 @@ def matmul_reduce_scatter(
         raise UsageError(f"reduce_op: expected one of {_REDUCE_OPS}; found {reduce_op!r}")
     if bias_mode not in _BIAS_MODES:
         raise UsageError(f"bias_mode: expected one of {_BIAS_MODES}; found {bias_mode!r}")
+    part = x.shape[dim] // tp
     if x.shape[dim] % tp:
-        size = x.shape[dim]
-        raise UsageError(
-            f"x: expected a size of dim {dim} that the group's {tp} ranks divide; found {size} in "
-            f"{tuple(x.shape)}. Pad it to {ceil_div(size, tp) * tp} rows"
-        )
+        part = split_sizes(x.shape[dim], tp)[_rank(name)]
     direct = _is_plain_call(x, w, bias)
     out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
-        x, w, bias, name, tp, dim, reduce_op, bias_mode
+        x, w, bias, name, tp, dim, part, reduce_op, bias_mode
     )
     if key is not None:
         _remember(group, key, (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode)))
@@ -198,6 +217,11 @@ def member_of(group: Group) -> tuple[str, int, int]:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _size(name: str) -> int:
     return int(_resolve(name).size())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _rank(name: str) -> int:
+    return int(_resolve(name).rank())
 
 
 def _resolve(name: str) -> dist.ProcessGroup:
@@ -245,11 +269,11 @@ def _remember(group: Any, key: Hashable, slow_key: Hashable) -> None:
 
 
 def _gather_key(
-    x: torch.Tensor, w: Sequence[torch.Tensor], dim: int, return_gathered: bool
+    x: torch.Tensor, w: Sequence[torch.Tensor], dim: int, size: int, return_gathered: bool
 ) -> tuple[Any, ...]:
     """What tells agreed calls apart: nothing that may differ between ranks but the weights."""
     weights = [(weight.shape, weight.stride()) for weight in w]
-    return (x.shape, dim, x.dtype, x.device, return_gathered, *weights)
+    return (x.shape, dim, size, x.dtype, x.device, return_gathered, *weights)
 
 
 def _scatter_key(
@@ -290,6 +314,21 @@ def _check_dim(name: str, dim: int, x: torch.Tensor) -> int:
     return found
 
 
+def _check_gather_size(x: torch.Tensor, dim: int, size: int | None, name: str, tp: int) -> int:
+    if size is None:
+        whole: int = x.shape[dim] * tp
+        return whole
+    if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)) or size < 0:
+        raise UsageError(f"gather_size: expected a non-negative integer, or None; found {size!r}")
+    sizes = split_sizes(size, tp)
+    if x.shape[dim] != sizes[_rank(name)]:
+        raise UsageError(
+            f"x: expected {sizes[_rank(name)]} in dim {dim}, this rank's part of gather_size="
+            f"{size} (the ranks hold {sizes}); found {tuple(x.shape)}"
+        )
+    return size
+
+
 def _check_weight(name: str, w: torch.Tensor, x: torch.Tensor) -> None:
     _check_tensor(name, w)
     if w.dim() != 2 or w.shape[1] != x.shape[-1]:
@@ -326,7 +365,8 @@ def _names() -> str:
 
 # The custom ops. They trust their arguments: the functions above have checked them, or autograd
 # made them. A list of weights may be empty, which leaves the gather alone. `tp` is the size of
-# `group`, handed in so that fake kernels need no process group.
+# `group`, `size` the whole length of the gathered dim and `part` this rank's of the scattered one,
+# handed in so that fake kernels need no process group.
 
 
 def _gather_impl(
@@ -337,6 +377,7 @@ def _gather_impl(
     group: str,
     tp: int,
     gather_dim: int,
+    size: int,
     return_gathered: bool,
 ) -> list[torch.Tensor]:
     process_group = _resolve(group)
@@ -344,20 +385,22 @@ def _gather_impl(
     biases = [next(given) if has else None for has in has_bias]
     if w:
         state = state_of(process_group)
-        key = (Op.AG_GEMM, *_gather_key(x, w, gather_dim, return_gathered))
+        key = (Op.AG_GEMM, *_gather_key(x, w, gather_dim, size, return_gathered))
 
         def describe() -> Call:
+            sizes = list(x.shape[:-1])
+            sizes[gather_dim] = size
             return Call(
-                Op.AG_GEMM, x.shape[:-1].numel() * tp, tuple(weight.shape[0] for weight in w),
-                x.shape[-1], x.dtype, x.device, tp, tuple(map(layout_of, w)), gather_dim,
-                tuple(x.shape[:-1]), return_gathered=return_gathered,
+                Op.AG_GEMM, math.prod(sizes), tuple(weight.shape[0] for weight in w), x.shape[-1],
+                x.dtype, x.device, tp, tuple(map(layout_of, w)), gather_dim, tuple(sizes),
+                return_gathered=return_gathered,
             )  # fmt: skip
 
         entry = state.entry(key, describe)
         if entry.run is not None:
             return list(state.launch(entry, x, w, biases, return_gathered))
         dispatch.note(entry.decision)
-    outs, gathered = fallback.all_gather_matmul(x, w, biases, process_group, gather_dim)
+    outs, gathered = fallback.all_gather_matmul(x, w, biases, process_group, gather_dim, size)
     # A custom op may not return its input, nor a stride that its fake does not have.
     outs = [out.contiguous() for out in outs]
     if return_gathered:
@@ -374,10 +417,11 @@ def _gather_fake(
     group: str,
     tp: int,
     gather_dim: int,
+    size: int,
     return_gathered: bool,
 ) -> list[torch.Tensor]:
     shape = list(x.shape)
-    shape[gather_dim] = shape[gather_dim] * tp
+    shape[gather_dim] = size
     outs = [x.new_empty([*shape[:-1], weight.shape[0]]) for weight in w]
     return [*outs, x.new_empty(shape)] if return_gathered else outs
 
@@ -389,9 +433,11 @@ def _scatter_impl(
     group: str,
     tp: int,
     scatter_dim: int,
+    part: int,
     reduce_op: str,
     bias_mode: str,
 ) -> torch.Tensor:
+    del part  # for the fake
     process_group = _resolve(group)
     state = state_of(process_group)
     key = (Op.GEMM_RS, *_scatter_key(x, w, bias, scatter_dim, reduce_op, bias_mode))
@@ -421,11 +467,12 @@ def _scatter_fake(
     group: str,
     tp: int,
     scatter_dim: int,
+    part: int,
     reduce_op: str,
     bias_mode: str,
 ) -> torch.Tensor:
     shape = list(x.shape)
-    shape[scatter_dim] = shape[scatter_dim] // tp
+    shape[scatter_dim] = part
     shape[-1] = w.shape[0]
     return x.new_empty(shape)
 
@@ -435,7 +482,7 @@ _gather_op = torch.library.custom_op(
     _gather_impl,
     mutates_args=(),
     schema="(Tensor x, Tensor[] w, Tensor[] bias, bool[] has_bias, str group, int tp, "
-    "int gather_dim, bool return_gathered) -> Tensor[]",
+    "int gather_dim, SymInt size, bool return_gathered) -> Tensor[]",
 )
 _gather_op.register_fake(_gather_fake)
 _scatter_op = torch.library.custom_op(
@@ -443,7 +490,7 @@ _scatter_op = torch.library.custom_op(
     _scatter_impl,
     mutates_args=(),
     schema="(Tensor x, Tensor w, Tensor? bias, str group, int tp, int scatter_dim, "
-    "str reduce_op, str bias_mode) -> Tensor",
+    "SymInt part, str reduce_op, str bias_mode) -> Tensor",
 )
 _scatter_op.register_fake(_scatter_fake)
 autograd.register(_gather_op, _scatter_op)

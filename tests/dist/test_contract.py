@@ -38,8 +38,8 @@ def _errors(groups, rank):
         "bias N": (gather(x, w, torch.ones(6)), ("bias:", "(5,)", "(6,)")),
         "biases": (gather(x, [w, w], [None]), ("bias:", "2 weights", "found 1")),
         "one bias": (gather(x, [w, w], torch.ones(5)), ("bias:", "2 weights")),
-        "rows": (scatter(torch.ones(10, 6), w), ("x:", "4 ranks", "found 10", "12 rows")),
-        "rows of dim 1": (scatter(torch.ones(8, 3, 6), w, scatter_dim=1), ("dim 1", "found 3")),
+        "rows": (gather(x, w, gather_size=10), ("x:", "gather_size=10", "[3, 3, 2, 2]", "(8, 6)")),
+        "size": (gather(x, w, gather_size=-1), ("gather_size:", "found -1")),
         "last dim": (scatter(x, w, scatter_dim=1), ("scatter_dim:", "0 to 0", "found 1")),
         "dim": (gather(x, w, gather_dim=-3), ("gather_dim:", "found -3")),
         "1-D": (gather(torch.ones(6), w), ("x:", "(6,)")),
@@ -92,7 +92,7 @@ def test_ranks_that_differ_are_named_on_every_rank(ranks):
     expected = (
         ("bias replicated", "bias none", "bias_mode='partial'"),
         ("rank 2: ", "leading sizes [12]"),
-        ("rank 1: ", "leading sizes [3]"),
+        ("rank 1: ", "leading sizes [12]"),
         ("rank 3: dtype torch.float16", "rank 0: dtype torch.float32"),
     )
     for (kind, text), parts in zip(results[0], expected, strict=True):
@@ -112,11 +112,13 @@ def _opcheck(groups, rank):
         return torch.randn(*shape, requires_grad=grad)
 
     samples = [
-        (gather, (t(4, 6), [t(5, 6)], [], [False], name, 2, 0, False)),
-        (gather, (t(2, 4, 6), [t(5, 6), t(3, 6)], [t(3)], [False, True], name, 2, 1, True)),
-        (gather, (t(4, 3, 6, grad=False), [], [], [], name, 2, 0, True)),
-        (scatter, (t(4, 6), t(5, 6), None, name, 2, 0, "sum", "replicated")),
-        (scatter, (t(3, 4, 6), t(6, 5).t().detach(), t(5), name, 2, 1, "avg", "partial")),
+        (gather, (t(4, 6), [t(5, 6)], [], [False], name, 2, 0, 8, False)),
+        (gather, (t(2, 4, 6), [t(5, 6), t(3, 6)], [t(3)], [False, True], name, 2, 1, 8, True)),
+        (gather, (t(4, 3, 6, grad=False), [], [], [], name, 2, 0, 8, True)),
+        (gather, (t(3 - rank, 6), [t(5, 6)], [], [False], name, 2, 0, 5, True)),
+        (scatter, (t(4, 6), t(5, 6), None, name, 2, 0, 2, "sum", "replicated")),
+        (scatter, (t(3, 4, 6), t(6, 5).t().detach(), t(5), name, 2, 1, 2, "avg", "partial")),
+        (scatter, (t(5, 6), t(5, 6), None, name, 2, 0, 3 - rank, "sum", "replicated")),
     ]
     for op, args in samples:
         results = torch.library.opcheck(op, args)
@@ -158,12 +160,12 @@ def _compile_checks(groups, rank):
     compiled = torch.compile(
         lambda x, w: matmul_reduce_scatter(x, w, group=group), backend="eager", fullgraph=False
     )
-    return raised(lambda: compiled(torch.ones(10, 6), torch.ones(5, 6)))
+    return raised(lambda: compiled(torch.ones(8, 6), torch.ones(5, 7)))
 
 
 def test_a_compiled_call_is_refused_alike(ranks):
     for _, text in ranks(_compile_checks):
-        assert "found 10" in text
+        assert "found (5, 7)" in text
 
 
 def _strict(groups, rank):

@@ -342,7 +342,7 @@ def _compiled(groups, rank):
     check(got, want, "compiled")
     torch.library.opcheck(
         torch.ops.fluxgen.all_gather_matmul.default,
-        (mine, [w1], [], [False], group.group_name, world, 0, True),
+        (mine, [w1], [], [False], group.group_name, world, 0, rows * world, True),
     )
 
 

@@ -1,0 +1,185 @@
+"""The fused path without a GPU: libraries that do on the host what the compiled ones do.
+
+They read the same argument structs, by address, that the runtime hands to C, so a wrong address,
+stride, size or layout gives a wrong result here as it would on the device. The exchange between
+ranks goes over gloo; workspaces, streams and events are stand-ins.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from fluxgen.codegen.space import why_illegal
+from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
+from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.topology import Topology
+from fluxgen.runtime import abi, dispatch, fused, groups
+from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
+
+KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)
+
+
+def matrix(address: int, rows: int, columns: int, stride: int) -> torch.Tensor:
+    """A bf16 matrix where it lies in memory."""
+    assert address % 16 == 0, "TMA reads addresses that are multiples of 16 bytes"
+    assert stride % 8 == 0, "TMA reads strides that are multiples of 16 bytes"
+    assert stride >= columns
+    size = (rows - 1) * stride + columns
+    flat = torch.frombuffer((ct.c_uint16 * size).from_address(address), dtype=torch.bfloat16)
+    return flat.as_strided((rows, columns), (stride, 1))
+
+
+class Kernel:
+    """A fused GEMM; the launcher's "address" is its place in a list."""
+
+    made: list[Kernel] = []  # noqa: RUF012
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.made.append(self)
+        self.launcher = len(self.made)
+
+    def weight(self, args: abi.GemmArgs) -> torch.Tensor:
+        if self.signature.b_layout == "nk":
+            return matrix(args.b, args.n, args.k, args.b_row_stride)
+        return matrix(args.b, args.k, args.n, args.b_row_stride).t()
+
+
+class Support:
+    """The support library of one group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.calls: list[str] = []
+
+    def order(self, before: int, after: int, event: int) -> None:
+        self.calls.append("order")
+
+    def pull_graph(self, args: abi.PullArgs, copy: int) -> Any:
+        self.calls.append("pull_graph")
+        return mock.Mock(handle=7)
+
+    def gather(self, call: int, stream: int) -> None:
+        c = abi.GatherCall.from_address(call)
+        begin = abi.BeginArgs.from_address(c.begin)
+        columns, world = begin.row_bytes // 2, begin.group.world
+        assert begin.rows * begin.row_bytes <= begin.group.stage_bytes
+        x = matrix(begin.x, begin.rows, columns, begin.row_stride_bytes // 2)
+        gathered = matrix(begin.gathered, begin.rows * world, columns, columns)
+        parts = [torch.empty(begin.rows, columns).bfloat16() for _ in range(world)]
+        dist.all_gather(parts, x.contiguous(), group=self.group)
+        gathered.copy_(torch.cat(parts))
+        self.calls.append("graph" if c.pull_graph else "pulls" if c.pull else "sm copy")
+        if c.pull:
+            pull = abi.PullArgs.from_address(c.pull)
+            assert pull.gathered == begin.gathered
+            assert (pull.rows, pull.row_bytes) == (begin.rows, begin.row_bytes)
+        for gemm in (abi.GemmCall * c.count).from_address(c.gemms):
+            args = abi.GemmArgs.from_address(gemm.args)
+            assert args.rows * world == gathered.shape[0]
+            a = matrix(args.a, args.rows * world, args.k, args.a_row_stride)
+            d = matrix(args.d, args.rows * world, args.n, args.d_row_stride)
+            w = Kernel.made[gemm.launch - 1].weight(args)
+            d.copy_((a.float() @ w.float().t()).bfloat16())
+
+    def scatter(self, call: int, stream: int) -> None:
+        c = abi.ScatterCall.from_address(call)
+        args = abi.GemmArgs.from_address(c.gemm.args)
+        reduce = abi.ReduceArgs.from_address(c.reduce)
+        world = args.group.world
+        assert (args.rows, args.n) == (reduce.rows, reduce.n)
+        assert args.rows * world * args.n * 2 <= args.group.half_bytes
+        a = matrix(args.a, args.rows * world, args.k, args.a_row_stride)
+        w = Kernel.made[c.gemm.launch - 1].weight(args)
+        partial = (a.float() @ w.float().t()).bfloat16()
+        parts = [torch.empty_like(partial) for _ in range(world)]
+        dist.all_gather(parts, partial, group=self.group)
+        rows = slice(args.group.rank * args.rows, (args.group.rank + 1) * args.rows)
+        total = sum(part[rows].float() for part in parts) * reduce.scale
+        if reduce.bias:
+            total = total + matrix(reduce.bias, 1, args.n, args.n)[0].float()
+        matrix(reduce.d, args.rows, args.n, reduce.d_row_stride).copy_(total.bfloat16())
+        self.calls.append("scatter")
+
+
+class Workspace:
+    """A workspace of no memory."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: Any, stage: int, half: int, timeout_s: float
+    ) -> None:
+        self.stage, self.half, self.captured, self.timed_out = stage, half, False, False
+        self.group = abi.Group(
+            world=group.size(), rank=group.rank(), stage_bytes=stage, half_bytes=half
+        )
+
+
+def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Decision:
+    """As ``dispatch.decide`` on a machine where every legal call has a record and a kernel."""
+    gathers = call.op is Op.AG_GEMM
+    run = RunConfig(transport=transport if gathers else Transport.PEER_STORE)
+    plain = Signature.of(call.op)
+    reason, problems = "", []
+    if call.dtype is not torch.bfloat16 or call.tp == 1 or min(call.m, *call.ns, call.k) == 0:
+        reason = "nothing for a kernel"
+    elif call.sizes[call.cut] % call.tp or call.bias == "partial":
+        reason = "no kernel"
+    else:
+        for n, layout in zip(call.ns, call.layouts, strict=True):
+            signature = Signature(plain.op, plain.dtype, plain.out_dtype, layout)
+            problems.append(Problem(signature, call.m, n, call.k, call.tp))
+            reason = (
+                reason
+                or why_illegal(
+                    problems[-1], Topology.of("h100-sxm", "nvlink", call.tp), KERNEL, run
+                )
+                or ""
+            )
+    if reason:
+        return Decision("unfused", reason, call.key, Cause.NO_RECORD)
+    winner = Winner(tuple(problems), KERNEL, run, "sm90", ("key",), "digest")
+    return Decision("fused", "a record", call.key, Cause.FUSED, winner)
+
+
+@contextmanager
+def host_library(
+    group: dist.ProcessGroup, transport: Transport = Transport.COPY_ENGINE_PULL
+) -> Any:
+    """Calls of ``group`` on CPU tensors take the fused path inside; yields its Support."""
+    support = Support(group)
+    state = groups.state_of(group)
+
+    def make(device: torch.device, arch: str, sharing: int) -> fused.Fused:
+        made = object.__new__(fused.Fused)
+        made.device, made.support, made.sms, made.reserved = device, support, 132, 2
+        made.workspace, made._kept = None, []
+        made._scratch = torch.empty(0, dtype=torch.uint8)
+        made.copy = made.forked = made.joined = made._ordered = 1
+        made._last_stream = made._broken = None
+        return made
+
+    state.fused = None
+    state._entries.clear()
+    state.fast.clear()
+    with (
+        mock.patch.object(dispatch, "decide", lambda call: decide(call, transport)),
+        mock.patch.object(groups, "Fused", make),
+        mock.patch.object(fused, "SymmetricWorkspace", Workspace),
+        mock.patch.object(fused.kernels, "fused_kernel", lambda s, kernel, arch: Kernel(s)),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 3, create=True),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+        mock.patch.object(torch.cuda, "synchronize", lambda device=None: None),
+        mock.patch.object(torch.cuda, "current_device", lambda: -1),
+    ):
+        try:
+            yield support
+        finally:
+            state.fused = None
+            state._entries.clear()
+            state.fast.clear()

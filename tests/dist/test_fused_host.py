@@ -1,0 +1,197 @@
+"""The fused path's host side, without a GPU: what the ops hand to C, for every kind of call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fluxgen.core.config import Transport
+from fluxgen.core.errors import KernelError
+from fluxgen.runtime.dispatch import Cause, explain, strict
+from fluxgen.runtime.groups import reset, state_of
+from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
+from tests.dist.host_library import host_library
+from tests.dist.numbers import integers, raised, same
+
+pytestmark = [pytest.mark.dist]
+BF16 = torch.bfloat16
+
+
+def ints(seed, *shape):
+    return integers(seed, *shape, dtype=BF16)
+
+
+def scattered(partials, rank, scale=1.0, bias=None):
+    total = sum(p.bfloat16().float() for p in partials) * scale
+    total = total.chunk(len(partials))[rank]
+    return (total if bias is None else total + bias.float()).bfloat16()
+
+
+def _kinds(groups, rank, name, transport):
+    group = groups.get(name)
+    if group is None:
+        return None
+    world, me = group.size(), group.rank()
+    rows, n, k = 24, 40, 16
+    x, w, bias = ints(1, rows * world, k), ints(2 + me, n, k), ints(3, n)
+    mine = x.chunk(world)[me].clone()
+    want = (x.float() @ w.float().T).bfloat16()
+    with host_library(group, transport) as support, strict(), explain() as seen:
+        for _ in range(3):  # the second is compared with nobody, the third takes the fast path
+            same(all_gather_matmul(mine, w, group=group), want)
+            same(all_gather_matmul(mine, w, bias, group=group), want + bias)
+        y, gathered = all_gather_matmul(mine, w, group=group, return_gathered=True)
+        same(y, want)
+        same(gathered, x)
+        same(all_gather_matmul(mine, w.T.contiguous().T, group=group), want)
+        padded = torch.full((rows, k + 8), float("nan")).to(BF16)
+        padded[:, :k] = mine
+        odd = torch.full((n, k + 1), float("nan")).to(BF16)
+        odd[:, :k] = w
+        shifted = torch.empty(rows * k + 1, dtype=BF16)[1:].view(rows, k).copy_(mine)
+        same(all_gather_matmul(padded[:, :k], w, group=group), want)
+        same(all_gather_matmul(mine, odd[:, :k], group=group), want)
+        for _ in range(2):  # another address, the same strides
+            same(all_gather_matmul(shifted, w, group=group), want)
+            same(all_gather_matmul(mine, w, group=group), want)
+        several = all_gather_matmul(mine, [w, w[:8], w[8:]], [None, bias[:8], None], group=group)
+        for got, part, b in zip(several, (want, want[:, :8], want[:, 8:]),
+                                (None, bias[:8], None), strict=True):  # fmt: skip
+            same(got, part if b is None else part + b)
+        batch = ints(4, 2, rows * world, k)
+        y = all_gather_matmul(batch.chunk(world, 1)[me], w, group=group, gather_dim=1)
+        same(y, (batch.float() @ w.float().T).bfloat16())
+
+        xs = [ints(100 + q, rows * world, k) for q in range(world)]
+        ws = [ints(200 + q, n, k) for q in range(world)]
+        partials = [a.float() @ c.float().T for a, c in zip(xs, ws, strict=True)]
+        for _ in range(3):
+            same(matmul_reduce_scatter(xs[me], ws[me], group=group), scattered(partials, me))
+            y = matmul_reduce_scatter(xs[me], ws[me], bias, group=group, reduce_op="avg")
+            same(y, scattered(partials, me, 1 / world, bias))
+        same(matmul_reduce_scatter(xs[me], ws[me].T.contiguous().T, group=group),
+             scattered(partials, me))  # fmt: skip
+        y = matmul_reduce_scatter(xs[me], ws[me], bias[::1], group=group)
+        same(y, scattered(partials, me, 1.0, bias))
+        cubes = [ints(300 + q, 2, rows * world, k) for q in range(world)]
+        y = matmul_reduce_scatter(cubes[me], ws[me], group=group, scatter_dim=1)
+        parts = [(a.float() @ c.float().T).transpose(0, 1).contiguous()
+                 for a, c in zip(cubes, ws, strict=True)]  # fmt: skip
+        same(y, scattered(parts, me).transpose(0, 1))
+        # A larger call makes a larger workspace; what was called before goes on.
+        before = state_of(group).fused.workspace
+        big = ints(5, 96 * world, 64)
+        same(all_gather_matmul(big.chunk(world)[me], ints(6, n, 64), group=group),
+             (big.float() @ ints(6, n, 64).float().T).bfloat16())  # fmt: skip
+        assert state_of(group).fused.workspace is not before
+        same(all_gather_matmul(mine, w, group=group), want)
+        same(matmul_reduce_scatter(xs[me], ws[me], group=group), scattered(partials, me))
+    assert {d.cause for d in seen.decisions} == {Cause.FUSED}
+    return set(support.calls)
+
+
+@pytest.mark.parametrize("name", ["w2", "w3", "w4", "even", "reversed"])
+@pytest.mark.parametrize("transport", [Transport.COPY_ENGINE_PULL, Transport.SM_COPY])
+def test_what_c_is_handed(ranks, name, transport):  # A07, A17, D01, D05, D11, E03, F11
+    expected = {"sm copy", "scatter"}
+    if transport is Transport.COPY_ENGINE_PULL:
+        expected = {"pull_graph", "graph", "pulls", "scatter"}
+    for calls in ranks(_kinds, name, transport):
+        assert calls in (None, expected)
+
+
+def _gradients(groups, rank):
+    group, world, rows, n, k = groups["w4"], 4, 24, 40, 16
+    x, w = ints(1, rows * world, k), [ints(10 + q, n, k) for q in range(world)]
+    dy = [ints(20 + q, rows * world, n) for q in range(world)]
+    mine, mw = x.chunk(world)[rank].clone().requires_grad_(), w[rank].clone().requires_grad_()
+    with host_library(group), explain() as seen:
+        all_gather_matmul(mine, mw, group=group).backward(dy[rank])
+    assert [d.key.rpartition("tp4")[2] for d in seen.decisions] == ["", "/kn"]
+    assert {d.cause for d in seen.decisions} == {Cause.FUSED}
+    same(mine.grad, scattered([g.float() @ c.float() for g, c in zip(dy, w, strict=True)], rank))
+    same(mw.grad, (dy[rank].float().T @ x.float()).bfloat16())
+
+
+def test_the_backward_reads_the_weight_where_it_lies(ranks):
+    ranks(_gradients)
+
+
+def _mixed(groups, rank):
+    """Fused and unfused calls in turn, and ranks whose own sizes would decide otherwise."""
+    group = groups["w4"]
+    with host_library(group) as support, explain() as seen:
+        for rows, n, k in [(24, 40, 16), (24, 36, 16), (24, 40, 12), (8, 8, 8), (0, 8, 8)]:
+            x, w = ints(1, rows * 4, k), ints(2, n, k)
+            same(all_gather_matmul(x[rank * rows : rank * rows + rows], w, group=group),
+                 (x.float() @ w.float().T).bfloat16())  # fmt: skip
+        causes = [d.cause for d in seen.decisions]
+        n = (40, 40, 36, 40)[rank]  # one rank alone could not run a kernel
+        x, w = ints(3, 8 * 4, 24), ints(4, n, 24)
+        same(all_gather_matmul(x[rank * 8 : rank * 8 + 8], w, group=group),
+             (x.float() @ w.float().T).bfloat16())  # fmt: skip
+        last = seen.decisions[-1]
+    fused_calls = [c for c in support.calls if c == "graph"]
+    return [c is Cause.FUSED for c in causes], len(fused_calls), last.path
+
+
+def test_paths_mix_and_ranks_stay_together(ranks):
+    results = ranks(_mixed)
+    for fits, calls, last in results:
+        assert fits == [True, False, False, True, False]
+        assert calls == 2
+        assert last == "unfused"
+
+
+def _broken(groups, rank):
+    """A timeout is raised at the next call and every one after it, until a reset by all."""
+    group = groups["w4"]
+    x, w = ints(1, 8, 16), ints(2, 8, 16)
+    with host_library(group):
+        all_gather_matmul(x, w, group=group)
+        workspace = state_of(group).fused.workspace
+        workspace.timed_out = True
+        error = KernelError("ag_gemm: rank 0 waited")
+        workspace.timeout = lambda: error
+        found = [raised(lambda: all_gather_matmul(x, w, group=group)) for _ in range(2)]
+        reset(group)
+        assert state_of(group).generation >= 1
+        same(all_gather_matmul(x, w, group=group), torch.cat([x] * 4) @ w.T)
+    return found
+
+
+def test_a_broken_group_stays_broken_until_reset(ranks):
+    for found in ranks(_broken):
+        assert found == [("KernelError", "ag_gemm: rank 0 waited")] * 2
+
+
+def _no_memory(groups, rank):
+    """One rank cannot map its peers' memory: all fall back, and are told why."""
+    group = groups["w4"]
+    x, w = ints(1, 8, 16), ints(2, 8, 16)
+
+    def refuse(*args):
+        raise RuntimeError("peer access is not supported")
+
+    with host_library(group), explain() as seen:
+        state = state_of(group)
+        state._no_peers = ""
+        if rank == 2:
+            from unittest import mock
+
+            from fluxgen.runtime import fused
+
+            with mock.patch.object(fused, "SymmetricWorkspace", refuse):
+                y = all_gather_matmul(x, w, group=group)
+        else:
+            y = all_gather_matmul(x, w, group=group)
+        same(y, torch.cat([x] * 4) @ w.T)
+        decision = seen.decisions[0]
+        state._no_peers = ""
+    return decision.cause, decision.reason
+
+
+def test_no_symmetric_memory_is_a_fallback_for_all(ranks):  # F15
+    for cause, reason in ranks(_no_memory):
+        assert cause is Cause.NO_PEERS
+        assert "rank 2: RuntimeError: peer access is not supported" in reason

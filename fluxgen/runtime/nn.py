@@ -194,14 +194,15 @@ class ColumnParallelLinear(_ParallelLinear):
         )
         self.save_gathered = save_gathered
 
-    def forward(self, x: torch.Tensor) -> Any:
-        """(S/W, ..., in) -> (S, ..., out/W)."""
+    def forward(self, x: torch.Tensor, gather_size: int | None = None) -> Any:
+        """(S/W, ..., in) -> (S, ..., out/W); ``gather_size`` is S where W does not divide it."""
         return ops.all_gather_matmul(
             x,
             self.weight,
             self.bias,
             group=self.group_name,
             gather_dim=self.sequence_dim,
+            gather_size=gather_size,
             save_gathered=self.save_gathered,
         )
 

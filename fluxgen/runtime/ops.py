@@ -26,7 +26,7 @@ from fluxgen.runtime import autograd, dispatch, fallback
 from fluxgen.runtime.dispatch import Call
 from fluxgen.runtime.fallback import split_sizes
 from fluxgen.runtime.fused import layout_of
-from fluxgen.runtime.groups import known_state, state_of
+from fluxgen.runtime.groups import GroupState, known_state, state_of
 
 __all__ = [
     "Group",
@@ -82,7 +82,7 @@ def all_gather_matmul(
         CaptureError: the first call of this kind, inside a CUDA graph capture.
         CommTimeout: an earlier call of this group waited for a rank past its deadline.
     """
-    state = known_state(group)
+    state = _fast_state(group)
     key = None
     if state is not None and type(w) in _PLAIN and _is_plain_call(x, w, bias):
         key = (_layout(x), _layout(w), _layout(bias), gather_dim, gather_size, return_gathered)
@@ -162,7 +162,7 @@ def matmul_reduce_scatter(
             lack) are found by comparing, the first time that this call is made.
         UnsupportedError, CaptureError, CommTimeout: as :func:`all_gather_matmul`.
     """
-    state = known_state(group)
+    state = _fast_state(group)
     key = None
     if state is not None and type(w) in _PLAIN and _is_plain_call(x, w, bias):
         key = (_layout(x), _layout(w), _layout(bias), scatter_dim, reduce_op, bias_mode)
@@ -234,6 +234,18 @@ def _resolve(name: str) -> dist.ProcessGroup:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+def _fast_state(group: Any) -> GroupState | None:
+    """The state of a group that has made calls, outside of compilers and by no check."""
+    if torch.compiler.is_compiling():
+        return None
+    if type(group) is str:
+        try:
+            group = dist.distributed_c10d._resolve_process_group(group)
+        except (RuntimeError, ValueError, LookupError):
+            return None  # the checks of the slow path say what is wrong
+    return known_state(group)
+
+
 def _is_plain_call(*tensors: Any) -> bool:
     """Whether a call is plain eager inference, where the custom op's dispatch only costs time.
 
@@ -260,7 +272,7 @@ def _layout(t: torch.Tensor | None) -> Any:
 
 def _remember(group: Any, key: Hashable, slow_key: Hashable) -> None:
     """Let the next such call go straight to its launches, if it has any."""
-    state = known_state(group)
+    state = _fast_state(group)
     entry = None if state is None else state.find(slow_key)
     if state is not None and entry is not None and entry.run is not None:
         if len(state.fast) >= 4096:

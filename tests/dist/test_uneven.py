@@ -93,3 +93,23 @@ def _backward(groups, rank, compiled):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients(ranks, compiled):
     ranks(_backward, compiled)
+
+
+def _layers(groups, rank):
+    """A block of both layers over 10 rows is the unsharded block."""
+    from torch import nn
+
+    from fluxgen.nn import ColumnParallelLinear, RowParallelLinear
+
+    group, world = groups["w4"], 4
+    torch.manual_seed(0)
+    up, down = nn.Linear(6, 8).double(), nn.Linear(8, 6).double()
+    x = torch.randn(10, 6, dtype=torch.float64)
+    first = ColumnParallelLinear.from_linear(up, group=group)
+    second = RowParallelLinear.from_linear(down, group=group)
+    y = second(torch.relu(first(x.tensor_split(world)[rank], gather_size=10)))
+    torch.testing.assert_close(y, down(torch.relu(up(x))).tensor_split(world)[rank])
+
+
+def test_layers(ranks):
+    ranks(_layers)

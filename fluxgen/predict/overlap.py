@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.topology import Topology
@@ -131,6 +131,9 @@ def _gather_timeline(
         return gemm.time_us, 0.0
     grid, end = gemm.grid, gemm.time_us
     rows = problem.m_local
+    if run.transport is Transport.SM_COPY:  # one kernel, before the GEMM
+        comm = topology.latency_us + transfer_us(problem.comm_bytes, topology) + c.LAUNCH_US
+        return end + comm, comm
     arrivals = pull_arrivals(
         rows * problem.k * problem.signature.dtype.bytes, run.chunks, run.chunk_axis, topology
     )

@@ -195,3 +195,85 @@ def test_no_symmetric_memory_is_a_fallback_for_all(ranks):  # F15
     for cause, reason in ranks(_no_memory):
         assert cause is Cause.NO_PEERS
         assert "rank 2: RuntimeError: peer access is not supported" in reason
+
+
+def _hosts(groups, rank):
+    """A group that spans hosts: unfused on all, with the hosts in the reason."""
+    import socket
+    from unittest import mock
+
+    group = groups["w4"]
+    x, w = ints(1, 8, 16), ints(2, 8, 16)
+    with host_library(group), explain() as seen:
+        reset(group)
+        with mock.patch.object(socket, "gethostname", lambda: f"node{rank // 2}"):
+            same(all_gather_matmul(x, w, group=group), torch.cat([x] * 4) @ w.T)
+        decision = seen.decisions[0]
+    reset(group)
+    return decision.cause, decision.reason
+
+
+def test_a_group_that_spans_hosts_is_not_fused(ranks):  # F13
+    for cause, reason in ranks(_hosts):
+        assert cause is Cause.NO_PEERS
+        assert "the group spans hosts node0, node1" in reason
+
+
+def _versions(groups, rank):
+    from unittest import mock
+
+    import fluxgen
+
+    group = groups["w4"]
+    x, w = ints(1, 8, 16), ints(2, 8, 16)
+    with host_library(group):
+        reset(group)
+        with mock.patch.object(fluxgen, "__version__", "9.9" if rank == 3 else "1.0"):
+            found = raised(lambda: all_gather_matmul(x, w, group=group))
+        reset(group)
+        same(all_gather_matmul(x, w, group=group), torch.cat([x] * 4) @ w.T)
+    reset(group)
+    return found
+
+
+def test_another_version_is_named_on_every_rank(ranks):
+    for kind, text in ranks(_versions):
+        assert kind == "AgreementError"
+        assert "rank 0: {'version': '1.0'" in text
+        assert "rank 3: {'version': '9.9'" in text
+
+
+def _sizes_in_turn(groups, rank):
+    """I01, H03: one set of layers, any number of tokens in any order; nothing to reset."""
+    group = groups["w2"] if rank < 2 else None
+    if group is None:
+        return None
+    w = ints(2, 40, 16)
+    with host_library(group) as support, strict():
+        for tokens in (4096, 2, 778, 4096, 8192, 2):
+            x = ints(tokens, tokens, 16)
+            same(all_gather_matmul(x.chunk(2)[rank], w, group=group),
+                 (x.float() @ w.float().T).bfloat16())  # fmt: skip
+            same(matmul_reduce_scatter(x, w, group=group),
+                 scattered([x.float() @ w.float().T] * 2, rank))  # fmt: skip
+        stage = state_of(group).fused.workspace.stage
+    return support.calls.count("scatter"), stage
+
+
+def test_any_number_of_tokens_in_any_order(ranks):
+    results = ranks(_sizes_in_turn)
+    assert results[:2] == [(6, 4096 * 16 * 2)] * 2
+
+
+def _fp8(groups, rank):
+    x, w = torch.ones(8, 16).to(torch.float8_e4m3fn), torch.ones(8, 16).to(torch.float8_e4m3fn)
+    return [raised(lambda op=op: op(x, w, group=groups["w4"]))
+            for op in (all_gather_matmul, matmul_reduce_scatter)]  # fmt: skip
+
+
+def test_types_without_a_path_are_refused_with_the_types_that_have_one(ranks):  # E07, E11
+    for found in ranks(_fp8):
+        for kind, text in found:
+            assert kind == "UsageError"
+            assert "bfloat16, float16" in text
+            assert "float8_e4m3fn" in text

@@ -1,0 +1,122 @@
+"""The support library: a real compile, and what it refuses on the host before a launch."""
+
+from __future__ import annotations
+
+import ctypes as ct
+
+import pytest
+
+from fluxgen.build import toolchain
+from fluxgen.build.store import Store
+from fluxgen.codegen.render import render_support
+from fluxgen.core.errors import KernelError, ToolchainError
+from fluxgen.runtime import abi
+from fluxgen.runtime.kernels import source_of
+from fluxgen.runtime.loader import SupportKernels
+
+pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(300)]
+
+ADDRESS = 1 << 22
+
+
+@pytest.fixture(scope="module")
+def support(tmp_path_factory):
+    try:
+        tools = toolchain.find()
+    except ToolchainError as error:
+        pytest.skip(f"no toolchain: {error}")
+    store = Store(tmp_path_factory.mktemp("store") / "s")
+    artifact = store.build(source_of(render_support("sm90")), tools)
+    assert all((f.spill_stores, f.spill_loads) == (0, 0) for f in artifact.facts)
+    return SupportKernels(artifact.path)
+
+
+def group(**changes):
+    v = {"world": 4, "rank": 1, "stage": 1 << 20, "half": 1 << 20, "peer": ADDRESS, **changes}
+    made = abi.Group(world=v["world"], rank=v["rank"], stage_bytes=v["stage"], half_bytes=v["half"])
+    for peer in range(4):
+        made.peers[peer] = v["peer"]
+    return made
+
+
+def begin(**changes):
+    v = {"x": ADDRESS, "rows": 8, "row_bytes": 256, "row_stride_bytes": 256, "gathered": ADDRESS}
+    return abi.BeginArgs(**{"group": group(), **v, **changes})
+
+
+def pull(**changes):
+    v = {"gathered": ADDRESS, "rows": 8, "row_bytes": 256, "chunk_size": 0, "chunk_axis": 0}
+    return abi.PullArgs(**{"group": group(), **v, **changes})
+
+
+def reduce(**changes):
+    v = {"rows": 8, "n": 64, "d": ADDRESS, "d_row_stride": 64, "scale": 1.0}
+    return abi.ReduceArgs(**{"group": group(), **v, **changes})
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (begin(x=ADDRESS + 2), "16-byte aligned"),
+        (begin(rows=0), "x:"),
+        (begin(row_bytes=250), "x:"),
+        (begin(row_stride_bytes=128), "x:"),
+        (begin(gathered=0), "gathered:"),
+        (begin(rows=1 << 20), "does not fit the stage"),
+        (begin(group=group(world=17)), "world <= 16"),
+        (begin(group=group(rank=4)), "rank < world"),
+        (begin(group=group(peer=0)), "address is null"),
+        (pull(gathered=8), "gathered:"),
+        (pull(chunk_size=-1), "gathered:"),
+        (pull(rows=1 << 20), "at most 16 chunks of a slab that fits"),
+        (pull(rows=64, chunk_size=1), "at most 16 chunks"),
+        (pull(chunk_axis=1, chunk_size=8), "at most 16 chunks"),
+        (reduce(n=60), "d:"),
+        (reduce(d=ADDRESS + 2), "d:"),
+        (reduce(bias=ADDRESS + 2), "bias:"),
+        (reduce(chunk_rows=-1), "16 chunks"),
+        (reduce(n=1 << 20, d_row_stride=1 << 20), "does not fit one half"),
+        (reduce(dtype=2), "dtype:"),
+    ],
+)
+def test_what_it_cannot_take_is_refused_on_the_host(support, args, words):  # C07, D05, I03
+    calls = {
+        abi.BeginArgs: lambda: support.begin(args, 0),
+        abi.PullArgs: lambda: support.pull(args, 0, 0, 0),
+        abi.ReduceArgs: lambda: support.reduce(args, 0),
+    }
+    with pytest.raises(KernelError, match=words):
+        calls[type(args)]()
+
+
+def test_whole_calls_pass_on_what_their_parts_refuse(support):
+    parts = begin(rows=0), pull(), reduce(n=60)
+    call = abi.GatherCall(begin=ct.addressof(parts[0]), pull=ct.addressof(parts[1]))
+    with pytest.raises(KernelError, match="x:"):
+        support.gather(ct.addressof(call), 0)
+    launched = []
+
+    @ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_void_p, ct.c_int64)
+    def launch(args, stream, message, size):
+        launched.append((args, stream))
+        return 0
+
+    gemm = abi.GemmCall(launch=ct.cast(launch, ct.c_void_p).value, args=12345)
+    call = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(parts[2]))
+    with pytest.raises(KernelError, match="d:"):
+        support.scatter(ct.addressof(call), 99)
+    assert launched == [(12345, 99)]
+    call.abi_version = 1
+    with pytest.raises(KernelError, match="version"):
+        support.scatter(ct.addressof(call), 0)
+    assert len(launched) == 1
+
+
+def test_without_a_gpu_a_good_call_is_one_clear_error(support):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here: the addresses of this test would be launched with")
+    with pytest.raises(KernelError, match="begin: "):
+        support.begin(begin(), 0)
+    with pytest.raises(KernelError, match="order of streams: "):
+        support.order(0, 0, 0)

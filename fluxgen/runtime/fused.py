@@ -213,6 +213,7 @@ class GatherRun(_Run):
             forked=self.fused.forked,
             joined=self.fused.joined,
         )
+        self._call_at = ct.addressof(self._call)
         self._graph: PullGraph | None = None
         self._graph_at = 0
 
@@ -256,7 +257,7 @@ class GatherRun(_Run):
             args.b_row_stride = row_stride(w)
             kept.append(w)  # a copy must outlive the launch
             outs.append(out)
-        self.fused.support.gather(ct.addressof(self._call), stream)
+        self.fused.support.gather(self._call_at, stream)
         for out, bias in zip(outs, biases, strict=True):
             if bias is not None:
                 out.add_(bias)
@@ -292,6 +293,7 @@ class ScatterRun(_Run):
             gemm=abi.GemmCall(launch=launcher, args=ct.addressof(self._args)),
             reduce=ct.addressof(self._reduce),
         )
+        self._call_at = ct.addressof(self._call)
 
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: float
@@ -317,7 +319,7 @@ class ScatterRun(_Run):
         args.b, args.b_row_stride = weight.data_ptr(), row_stride(weight)
         reduce.d, reduce.scale = out.data_ptr(), scale
         reduce.bias = None if bias is None else bias.data_ptr()
-        self.fused.support.scatter(ct.addressof(self._call), stream)
+        self.fused.support.scatter(self._call_at, stream)
         if self.plain:
             return out
         lead = list(x.movedim(self.cut, 0).shape[:-1])

@@ -81,7 +81,7 @@ def on_the_gpu() -> None:
 
     import torch
 
-    faulthandler.dump_traceback_later(300, exit=True)
+    faulthandler.dump_traceback_later(550, exit=True)
     torch.cuda.set_device(0)
     torch.backends.cuda.matmul.allow_tf32 = False
 

@@ -457,3 +457,30 @@ def _freed(groups, rank):
 
 def test_graphs_keep_what_they_use(pools):
     pools(2)(_freed)
+
+
+def _interop(groups, rank):
+    """Torch's own op names, ours underneath: its B is (K, N)."""
+    from fluxgen import interop
+
+    group, world = groups["all"], groups["all"].size()
+    x, b = integers(1, 72 * world, 264), integers(2 + rank, 264, 136)
+    xs = [integers(20 + r, 72 * world, 264) for r in range(world)]
+    bs = [integers(30 + r, 264, 136) for r in range(world)]
+    interop.install(group)
+    try:
+        ops, name = torch.ops.symm_mem, group.group_name
+        with strict(), explain() as seen:
+            a, (y,) = ops.fused_all_gather_matmul(x.chunk(world)[rank].clone(), [b], 0, name)
+            z = ops.fused_matmul_reduce_scatter(xs[rank], bs[rank], "sum", 0, name)
+    finally:
+        interop.uninstall()
+    assert [d.cause for d in seen.decisions] == [Cause.FUSED] * 2
+    check(a, x, "gathered")
+    check(y, product(x, b.t()).bfloat16(), "torch's gather")
+    partials = [product(p, q.t()) for p, q in zip(xs, bs, strict=True)]
+    check(z, scattered(partials, rank), "torch's scatter")
+
+
+def test_under_torchs_names(pools):
+    pools(2)(_interop)

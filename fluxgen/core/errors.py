@@ -76,22 +76,42 @@ class CaptureError(FluxgenError, RuntimeError):
 
 
 class CommTimeout(FluxgenError):
-    """A device-side wait passed its deadline.
+    """A device-side wait of the group passed its deadline.
 
     Attributes:
         op, rank, peer, chunk: which wait; expected, seen: the epoch waited for and the one found.
+        by_peer: not this rank's wait passed it but ``peer``'s, which has told this one: what this
+            rank computed in its last calls may be wrong.
     """
 
-    def __init__(self, op: str, rank: int, peer: int, chunk: int, expected: int, seen: int) -> None:
+    def __init__(
+        self,
+        op: str,
+        rank: int,
+        peer: int,
+        chunk: int,
+        expected: int,
+        seen: int,
+        by_peer: bool = False,
+    ) -> None:
         self.op, self.rank, self.peer, self.chunk = op, rank, peer, chunk
-        self.expected, self.seen = expected, seen
+        self.expected, self.seen, self.by_peer = expected, seen, by_peer
+        if by_peer:
+            super().__init__(
+                f"{op}: rank {peer} of the group waited past its deadline and gave up; rank {rank} "
+                f"found that in the call of epoch {expected}, and its last results may be wrong. "
+                f"The error of rank {peer} says for whom it waited"
+            )
+            return
         super().__init__(
             f"{op}: rank {rank} waited for chunk {chunk} of rank {peer} past its deadline: "
             f"expected epoch {expected}, found {seen}. Is rank {peer} alive, and did it make the "
             f"same call?"
         )
 
-    def __reduce__(self) -> tuple[type[CommTimeout], tuple[str, int, int, int, int, int]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[CommTimeout], tuple[str, int, int, int, int, int, bool]]:
         return type(self), (
             self.op,
             self.rank,
@@ -99,4 +119,5 @@ class CommTimeout(FluxgenError):
             self.chunk,
             self.expected,
             self.seen,
+            self.by_peer,
         )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes as ct
 
+from fluxgen.core.errors import CommTimeout
+
 ABI_VERSION = 2
 MAX_WORLD = 16
 MAX_CHUNKS = 16
@@ -21,6 +23,9 @@ GATHERED_OFFSET = 1536
 COUNTERS_OFFSET = 2560
 DATA_OFFSET = 4096
 """Byte offsets inside a workspace; drawn in ``protocol.cuh``."""
+
+PEER_ABORTED = 2
+"""``Report.code`` where not this rank's wait but a peer's passed its deadline."""
 
 OPS = {"ag_gemm": 0, "gemm_rs": 1}
 OP_NAMES = {0: "ag_gemm", 1: "gemm_rs", 2: "gemm_rs (reduction)", 3: "ag_gemm (transport)"}
@@ -46,6 +51,19 @@ class Report(ct.Structure):
         (name, ct.c_uint32)
         for name in ("code", "op", "rank", "peer", "chunk", "expected", "seen", "reserved")
     ]
+
+
+def as_error(report: Report) -> CommTimeout:
+    """A report whose ``code`` is not zero, as an error."""
+    return CommTimeout(
+        OP_NAMES.get(report.op, str(report.op)),
+        report.rank,
+        report.peer,
+        report.chunk,
+        report.expected,
+        report.seen,
+        by_peer=report.code == PEER_ABORTED,
+    )
 
 
 class Group(ct.Structure):

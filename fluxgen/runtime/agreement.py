@@ -6,12 +6,17 @@ with what the others wrote, before anything is sent or launched. The n-th compar
 meets the n-th of every other, whatever they are about: so ranks that call different shapes find
 out, each of them, and a rank that does not come is named within the deadline.
 
+Whether all came in time is one verdict of the group, not of each rank: a rank that comes after
+another has given up is told so, and all stay in step.
+
 It runs on the host, needs no collective, and is not repeated for a call that was compared before.
 """
 
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -22,6 +27,8 @@ import torch.distributed as dist
 from fluxgen.core.errors import AgreementError
 
 __all__ = ["Ledger", "Statement", "compare"]
+
+_POLL_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -88,50 +95,95 @@ class Ledger:
     """What the ranks of one group have compared so far.
 
     Args:
-        group: the process group. deadline_s: how long to wait for another rank's statement.
-        generation: tells the ledgers of one group apart, made one after the other.
+        group: the process group. deadline_s: how long to wait for another rank.
+
+    Attributes:
+        prefix: of this ledger's keys. No other ledger has had it, not even one of a group of the
+            same name in the same store, before ``torch.distributed`` was set up again.
     """
 
-    def __init__(self, group: dist.ProcessGroup, deadline_s: float, generation: int = 0) -> None:
+    def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
         self.rank, self.world = group.rank(), group.size()
+        self.deadline_s = deadline_s
+        self.prefix = ""
         self._store: Any = dist.distributed_c10d._get_process_group_store(group)
-        self._deadline = deadline_s
-        self._prefix = f"fluxgen/{generation}"
         self._count = 0
+
+    def meet(self, what: str) -> None:
+        """Agree on a prefix that only this meeting of the ranks has; before the first exchange.
+
+        Old keys may lie in the store, so a rank is only believed once it has answered to a word of
+        this meeting: rank 0 gathers a fresh word of each rank under a new prefix, and each rank
+        answers with the prefix once it has found its own word there.
+
+        Raises:
+            AgreementError: a rank did not come within the deadline, or the store is gone.
+        """
+        mine = uuid.uuid4().hex
+        hello = [f"fluxgen/hello/{rank}" for rank in range(self.world)]
+        answers = [f"fluxgen/answer/{rank}" for rank in range(self.world)]
+        end = time.monotonic() + self.deadline_s
+        name, verdict = mine if self.rank == 0 else "", ""
+        late = list(range(1, self.world)) if self.rank == 0 else [0]
+        try:
+            self._store.set(hello[self.rank], mine)
+            while not verdict and time.monotonic() < end:
+                if self.rank == 0:
+                    words = [self._peek(key) for key in hello]
+                    self._store.set("fluxgen/welcome", json.dumps([mine, words]))
+                    late = [r for r in range(1, self.world) if self._peek(answers[r]) != mine]
+                    verdict = "" if late else self._decide(name, "met")
+                elif not name:
+                    offered, words = json.loads(self._peek("fluxgen/welcome") or '["", []]')
+                    if len(words) == self.world and words[self.rank] == mine:
+                        name = offered
+                        self._store.set(answers[self.rank], name)
+                else:
+                    verdict = self._peek(f"fluxgen/{name}/verdict")
+                if not verdict:
+                    time.sleep(_POLL_S)
+            if name:
+                verdict = verdict or self._decide(name, json.dumps(late))
+        except RuntimeError as error:
+            raise _gone(what, error) from error
+        if verdict != "met":
+            late = json.loads(verdict) if verdict else late
+            raise self._late(what, "the group's first comparison", late)
+        self.prefix = name
+
+    def _decide(self, base: str, verdict: str) -> str:
+        """What the first of all ranks to come here has decided."""
+        found = self._store.compare_set(f"fluxgen/{base}/verdict", "", verdict)
+        return str(found.decode())
 
     def exchange(self, what: str, mine: Any) -> list[Any]:
         """The JSON value that each rank hands to its exchange of this number.
 
         Raises:
-            AgreementError: a rank did not come within the deadline, or the store is gone.
+            AgreementError: a rank did not come within the deadline, or the store is gone. On
+                every rank, also on the one that came too late.
         """
         number, self._count = self._count, self._count + 1
-        keys = [f"{self._prefix}/{number}/{rank}" for rank in range(self.world)]
-        late: list[int] = []
+        base = f"{self.prefix}/{number}"
+        keys = [f"fluxgen/{base}/{rank}" for rank in range(self.world)]
         try:
             self._store.set(keys[self.rank], json.dumps(mine))
             try:
-                self._store.wait(keys, timedelta(seconds=self._deadline))
+                self._store.wait(keys, timedelta(seconds=self.deadline_s))
+                late: list[int] = []
             except RuntimeError:  # DistStoreError, DistNetworkError
                 late = [rank for rank in range(self.world) if not self._store.check([keys[rank]])]
-                if not late:
-                    raise
-            else:
+            # The first to write decides for all.
+            late = json.loads(self._decide(base, json.dumps(late)))
+            if not late:
                 found = [json.loads(self._store.get(key)) for key in keys]
                 if number:
                     # Whoever wrote this number has read the one before.
-                    self._store.delete_key(f"{self._prefix}/{number - 1}/{self.rank}")
+                    self._store.delete_key(f"fluxgen/{self.prefix}/{number - 1}/{self.rank}")
                 return found
         except RuntimeError as error:
-            raise AgreementError(
-                f"{what}: the store of the process group does not answer ({error}). Is the "
-                "process that holds it (rank 0) alive?"
-            ) from error
-        raise AgreementError(
-            f"{what}: rank {', '.join(map(str, late))} of the group did not come to comparison "
-            f"{number} within {self._deadline:g} s. Is it alive, and does it make the same calls "
-            "in the same order? (FLUXGEN_TIMEOUT_S sets the deadline)"
-        )
+            raise _gone(what, error) from error
+        raise self._late(what, f"comparison {number}", late)
 
     def settle(self, what: str, mine: Statement) -> bool:
         """Compare with all ranks; see :func:`compare`."""
@@ -141,3 +193,21 @@ class Ledger:
             for s in every
         ]
         return compare(what, statements)
+
+    def _peek(self, key: str) -> str:
+        """The value of ``key``, empty if there is none."""
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _late(self, what: str, meeting: str, late: list[int]) -> AgreementError:
+        return AgreementError(
+            f"{what}: rank {', '.join(map(str, late))} of the group did not come to {meeting} "
+            f"within {self.deadline_s:g} s. Is it alive, and does it make the same calls in the "
+            "same order? (FLUXGEN_TIMEOUT_S sets the deadline)"
+        )
+
+
+def _gone(what: str, error: Exception) -> AgreementError:
+    return AgreementError(
+        f"{what}: the store of the process group does not answer ({error}). Is the process that "
+        "holds it (rank 0) alive?"
+    )

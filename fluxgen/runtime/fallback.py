@@ -43,7 +43,7 @@ def all_gather_matmul(
     """
     gathered = all_gather(x, group, dim, size)
     pairs = zip(weights, biases, strict=True)
-    return [torch.nn.functional.linear(gathered, w, b) for w, b in pairs], gathered
+    return [_linear(gathered, w, b) for w, b in pairs], gathered
 
 
 def matmul_reduce_scatter(
@@ -62,7 +62,7 @@ def matmul_reduce_scatter(
         bias: (N,). bias_mode: ``replicated`` adds it after the reduction, ``partial`` before.
     """
     replicated = bias_mode == "replicated"
-    partial = torch.nn.functional.linear(x, w, None if replicated else bias)
+    partial = _linear(x, w, None if replicated else bias)
     out = reduce_scatter(partial, group, dim, reduce_op)
     if bias is not None and replicated:
         out = out + bias
@@ -123,3 +123,11 @@ def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
     if rows.shape[0] == length:
         return rows
     return torch.cat([rows, rows.new_zeros((length - rows.shape[0], *rows.shape[1:]))])
+
+
+def _linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """In the operands' own type, as the fused kernels and fakes have it, also under autocast."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return torch.nn.functional.linear(x, w, bias)
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.nn.functional.linear(x, w, bias)

@@ -12,12 +12,13 @@ A run keeps its argument structs and fills in addresses, so a warm call is one c
 
 from __future__ import annotations
 
+import collections
 import ctypes as ct
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 
 from fluxgen.codegen.space import panel_limit
 from fluxgen.core.config import Transport
@@ -27,7 +28,7 @@ from fluxgen.runtime import abi, kernels
 from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
 from fluxgen.runtime.dispatch import Call, Winner, warn_once
 from fluxgen.runtime.loader import PullGraph
-from fluxgen.runtime.symmetric import SymmetricWorkspace
+from fluxgen.runtime.symmetric import LocalPart, SymmetricWorkspace
 from fluxgen.runtime.workspace import aligned, chunk_size, half_bytes, stage_bytes
 
 __all__ = ["Fused", "GatherRun", "ScatterRun", "layout_of"]
@@ -46,21 +47,39 @@ _ALIGN = 8
 """Elements in the 16 bytes that TMA asks of strides."""
 
 
-class Fused:
-    """What the fused calls of one group share on one GPU. Not locked: the group's state is.
+class Queue:
+    """The order of all fused calls of this process on one GPU, whatever their group and stream.
 
-    Args:
-        device: this rank's GPU. arch: of the kernels. sharing: ranks of the group on this GPU.
+    Two calls side by side would each leave SMs for a transport, and take those that the other left:
+    then no transport can start, and both GEMMs wait for one.
+
+    Attributes:
+        lock: held while a call is queued. last: the stream of the last eager call, if any.
     """
 
-    def __init__(self, device: torch.device, arch: str, sharing: int = 1) -> None:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.last: int | None = None
+
+
+_queues: collections.defaultdict[int, Queue] = collections.defaultdict(Queue)
+
+
+class Fused:
+    """What the fused calls of one group share on one GPU.
+
+    Args:
+        device: this rank's GPU. arch: of the kernels.
+    """
+
+    def __init__(self, device: torch.device, arch: str) -> None:
         self.device = device
         self.support = kernels.support_kernels(arch)
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self.reserved = SHARED_GPU_SMS if sharing > 1 else TRANSPORT_SMS
+        self.reserved = TRANSPORT_SMS
+        self.queue = _queues[device.index]
         self.workspace: SymmetricWorkspace | None = None
         self._kept: list[SymmetricWorkspace] = []
-        self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
         with torch.cuda.device(device):
             # A high priority: its kernels come before the blocks of a GEMM.
             self._side = torch.cuda.Stream(device, priority=-1)
@@ -69,25 +88,23 @@ class Fused:
                 event.record()  # Torch creates the CUDA event here, outside of any capture
         self.copy = self._side.cuda_stream
         self.forked, self.joined, self._ordered = (e.cuda_event for e in self._events)
-        self._last_stream: int | None = None
         self._broken: CommTimeout | None = None
 
     def needs_workspace(self, winner: Winner) -> bool:
         """Whether the present workspace is too small for the call, or there is none."""
-        stage, half = _needs(winner)
+        stage, half, scratch = _needs(winner)
         w = self.workspace
-        return w is None or w.stage < stage or w.half < half
+        return w is None or w.stage < stage or w.half < half or w.scratch.numel() < scratch
 
-    def allocate(
-        self, group: dist.ProcessGroup, winner: Winner, timeout_s: float
-    ) -> SymmetricWorkspace:
-        """A workspace for this call and all before it. Collective, outside of captures."""
-        stage, half = _needs(winner)
+    def allocate(self, winner: Winner) -> LocalPart:
+        """Memory for a workspace that serves this call and all before it. Outside of captures."""
+        stage, half, scratch = _needs(winner)
         if self.workspace is not None:
             # Calls in flight on the old one end first: it may be freed when it is replaced.
             torch.cuda.synchronize(self.device)
             stage, half = max(stage, self.workspace.stage), max(half, self.workspace.half)
-        return SymmetricWorkspace(group, self.device, stage, half, timeout_s)
+            scratch = max(scratch, self.workspace.scratch.numel())
+        return LocalPart(self.device, stage, half, scratch)
 
     def adopt(self, workspace: SymmetricWorkspace) -> None:
         """Use ``workspace`` from now on; one that a graph has captured is kept for its replays."""
@@ -99,14 +116,6 @@ class Fused:
         """The launches of a call that has been agreed on and prepared."""
         kind = GatherRun if call.op is Op.AG_GEMM else ScatterRun
         return kind(self, call, winner)
-
-    def scratch(self, size: int) -> int:
-        """Address of ``size`` bytes that each call of the group may overwrite."""
-        if self._scratch.numel() < size:
-            # Calls of any stream may be using the old one.
-            torch.cuda.synchronize(self.device)
-            self._scratch = torch.empty(size, dtype=torch.uint8, device=self.device)
-        return int(self._scratch.data_ptr())
 
     def check(self) -> None:
         """Raise what a device-side wait of this group reported.
@@ -129,14 +138,14 @@ class Fused:
             self.check()
         stream = int(torch._C._cuda_getCurrentRawStream(self.device.index))
         if torch.cuda.is_current_stream_capturing():
-            # A capture starts a graph of its own; its replays are ordered by their stream.
+            # Its calls are ordered by its stream, its replays by the one they are queued on.
             workspace.captured = True
-            self._last_stream = None
             return stream, True
-        if stream != self._last_stream:
-            if self._last_stream is not None:
-                self.support.order(self._last_stream, stream, self._ordered)
-            self._last_stream = stream
+        queue = self.queue
+        if stream != queue.last:
+            if queue.last is not None:
+                self.support.order(queue.last, stream, self._ordered)
+            queue.last = stream
         return stream, False
 
 
@@ -232,7 +241,7 @@ class GatherRun(_Run):
         Raises:
             CommTimeout: an earlier call of this group did not complete.
         """
-        self._current()
+        workspace = self._current()
         rows = self._rows(x)
         stream, capturing = self.fused.enter()
         m, k = self.first.m, self.first.k
@@ -242,7 +251,7 @@ class GatherRun(_Run):
             address = gathered.data_ptr()
             self._call.pull_graph = None
         else:
-            address = self.fused.scratch(m * k * _ITEM)
+            address = workspace.scratch.data_ptr()
             self._call.pull_graph = self._pull_graph(address)
         begin = self._begin
         begin.x, begin.gathered = rows.data_ptr(), address
@@ -327,10 +336,11 @@ class ScatterRun(_Run):
         return self._shaped(out, tuple(lead))
 
 
-def _needs(winner: Winner) -> tuple[int, int]:
-    """Bytes of stage and half that a call needs; the least there is for what it does not."""
+def _needs(winner: Winner) -> tuple[int, int, int]:
+    """Bytes of stage, half and scratch that a call needs; the least there is of the first two."""
     first = winner.problems[0]
-    return max(aligned(1), stage_bytes(first)), max(aligned(1), half_bytes(first))
+    gathered = first.m * first.k * _ITEM if first.op is Op.AG_GEMM else 0
+    return max(aligned(1), stage_bytes(first)), max(aligned(1), half_bytes(first)), gathered
 
 
 def layout_of(w: torch.Tensor) -> str:

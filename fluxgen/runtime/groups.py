@@ -24,9 +24,13 @@ from fluxgen.core.settings import Settings
 from fluxgen.runtime import abi, dispatch
 from fluxgen.runtime.agreement import Ledger, Statement
 from fluxgen.runtime.dispatch import Call, Cause, Decision
-from fluxgen.runtime.fused import Fused
+from fluxgen.runtime.fused import SHARED_GPU_SMS, Fused
+from fluxgen.runtime.symmetric import SymmetricWorkspace
 
 __all__ = ["Entry", "GroupState", "check_timeouts", "known_state", "reset", "state_of"]
+
+MAX_ENTRIES = 16384
+"""Kinds of calls of one group that are remembered; more start over and are compared again."""
 
 _NEVER_FUSED = (Cause.NO_GPU, Cause.DTYPE, Cause.DEVICE, Cause.NOTHING_TO_DO)
 
@@ -47,16 +51,16 @@ class GroupState:
     """One live process group; shared by all threads.
 
     Args:
-        group: whose. generation: how often the group was reset; equal on all ranks.
+        group: whose.
 
     Attributes:
-        lock: held while a call's kernels are queued, so that calls of two threads do not mix.
+        lock: held while ranks compare, so that comparisons of two threads do not mix.
         fused: the fused path's resources, None until a call needs them.
         fast: entries by whatever cheaper key the ops look them up with; see ``ops``.
     """
 
-    def __init__(self, group: dist.ProcessGroup, generation: int = 0) -> None:
-        self.world, self.rank, self.generation = group.size(), group.rank(), generation
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.world, self.rank = group.size(), group.rank()
         self.lock = threading.RLock()
         self.fused: Fused | None = None
         self.fast: dict[Hashable, Entry] = {}
@@ -67,7 +71,7 @@ class GroupState:
         self._compared: set[Hashable] = set()
         self._uneven: set[Hashable] = set()
         self._no_peers = ""
-        self._sharing = 1
+        self._workspaces = 0
 
     def entry(self, key: Hashable, describe: Callable[[], Call]) -> Entry:
         """The agreed decision for a call.
@@ -89,32 +93,31 @@ class GroupState:
     def launch(self, entry: Entry, x: torch.Tensor, *rest: Any) -> Any:
         """Run a fused entry on x's GPU; what it returns, see ``fused``."""
         dispatch.note(entry.decision)
-        if torch.cuda.current_device() != x.get_device():
-            with torch.cuda.device(x.device):
-                return self.launch(entry, x, *rest)
-        with self.lock:
+        if torch.cuda.current_device() == x.get_device():
+            with entry.run.fused.queue.lock:
+                return entry.run(x, *rest)
+        with torch.cuda.device(x.device), entry.run.fused.queue.lock:
             return entry.run(x, *rest)
 
     def _new_entry(self, key: Hashable, call: Call) -> Entry:
         decision = dispatch.decide(call)
         if self.world == 1:
             return self._keep(key, Entry(decision))
-        if call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            if decision.path == "fused":
-                raise CaptureError(
-                    f"{call.key}: a CUDA graph is being captured, and this call has not run yet on "
-                    "this group: comparing it with the other ranks and allocating its workspace "
-                    "cannot be captured. Call the op once with the same shapes before the capture"
-                )
-            return Entry(decision)  # nothing to allocate; compared at its first eager call
+        shared = (
+            call.op, call.dtype, call.device.type, call.sizes, call.cut, call.bias,
+            call.reduce_op, len(call.ns), call.ns[0] if call.op is Op.GEMM_RS else call.k,
+        )  # fmt: skip
+        hopeless = decision.cause in _NEVER_FUSED
+        if call.device.type == "cuda" and not hopeless and _capturing(call.device):
+            raise CaptureError(
+                f"{call.key}: a CUDA graph is being captured, and this call has not run yet on "
+                "this group: comparing it with the other ranks and allocating its workspace "
+                "cannot be captured. Call the op once with the same shapes before the capture"
+            )
         with self.lock:
-            shared = (
-                call.op, call.dtype, call.device.type, call.sizes, call.cut, call.bias,
-                call.reduce_op, len(call.ns), call.ns[0] if call.op is Op.GEMM_RS else call.k,
-            )  # fmt: skip
             # Where no kernel can serve any size, one comparison of what all ranks share is enough;
             # and ranks whose layers do not divide evenly may come upon a new size alone.
-            known = decision.cause in _NEVER_FUSED and shared in self._compared
+            known = hopeless and shared in self._compared
             even = shared not in self._uneven and (known or self._agree(call, decision))
             self._compared.add(shared)
             if not even:
@@ -131,8 +134,10 @@ class GroupState:
             return self._keep(key, Entry(decision, run))
 
     def _keep(self, key: Hashable, entry: Entry) -> Entry:
-        if len(self._entries) >= 4096:
+        if len(self._entries) >= MAX_ENTRIES:
+            # Both, or a rank that still finds a call in one would skip a comparison.
             self._entries.clear()
+            self.fast.clear()
         self._entries[key] = entry
         return entry
 
@@ -166,14 +171,10 @@ class GroupState:
 
     def _meet(self, call: Call) -> None:
         """The group's first comparison: versions, and where the ranks are."""
-        group = self._live_group()
-        # Stays None unless all ranks got here: a later call then tries to meet again.
-        ledger = Ledger(group, self.timeout_s, self.generation)
+        ledger = Ledger(self._live_group(), self.timeout_s)
+        ledger.meet(call.key)
         here = {"version": fluxgen.__version__, "abi": str(abi.ABI_VERSION)}
-        gpu = ""
-        if call.device.type == "cuda":
-            gpu = str(torch.cuda.get_device_properties(call.device).uuid)
-        every = ledger.exchange(call.key, {"here": here, "host": socket.gethostname(), "gpu": gpu})
+        every = ledger.exchange(call.key, {"here": here, "host": socket.gethostname()})
         if any(each["here"] != every[0]["here"] for each in every):
             listed = "; ".join(f"rank {r}: {each['here']}" for r, each in enumerate(every))
             raise AgreementError(
@@ -183,30 +184,45 @@ class GroupState:
         hosts = [each["host"] for each in every]
         if len(set(hosts)) > 1:
             self._no_peers = f"the group spans hosts {', '.join(dict.fromkeys(hosts))}"
-        self._sharing = sum(each["gpu"] == gpu for each in every)
+        # Not before: if this fails it does so on all ranks, and they meet again.
         self._ledger = ledger
 
     def _prepare(self, call: Call, decision: Decision) -> Decision:
         """Resources for a fused call; by all ranks together, with the same outcome on all."""
-        assert decision.winner is not None
-        assert self._ledger is not None
+        winner, ledger = decision.winner, self._ledger
+        assert winner is not None
+        assert ledger is not None
+        if not self._no_peers and (self.fused is None or self.fused.needs_workspace(winner)):
+            self._workspaces += 1
+            prefix = f"{ledger.prefix}/memory/{self._workspaces}"
+            # In two steps, each with the outcome of all: a rank that has no memory must not leave
+            # the others in the rendezvous. The second also makes sure that every workspace is zero
+            # before any rank uses one.
+            gpu, made, failed = "", None, ""
+            try:
+                gpu = str(torch.cuda.get_device_properties(call.device).uuid)
+                fused = self.fused or Fused(call.device, winner.arch)
+                local = fused.allocate(winner)
+            except Exception as error:  # whatever Torch or the driver raises must reach all ranks
+                failed = f"{type(error).__name__}: {error}"
+            every = ledger.exchange(call.key, [gpu, failed])
+            if not any(text for _, text in every):
+                try:
+                    made = SymmetricWorkspace(self._live_group(), local, prefix, self.timeout_s)
+                except Exception as error:
+                    failed = f"{type(error).__name__}: {error}"
+                every = ledger.exchange(call.key, [gpu, failed])
+            if any(text for _, text in every):
+                listed = "; ".join(f"rank {r}: {text}" for r, (_, text) in enumerate(every) if text)
+                self._no_peers = f"no symmetric memory for this group: {listed}"
+            else:
+                assert made is not None
+                fused.adopt(made)
+                if sum(each == gpu for each, _ in every) > 1:
+                    fused.reserved = SHARED_GPU_SMS
+                self.fused = fused
         if self._no_peers:
             return decision.unfused(Cause.NO_PEERS, self._no_peers)
-        if self.fused is None:
-            self.fused = Fused(call.device, decision.winner.arch, self._sharing)
-        if self.fused.needs_workspace(decision.winner):
-            problem = ""
-            try:
-                workspace = self.fused.allocate(self._live_group(), decision.winner, self.timeout_s)
-            except Exception as error:  # whatever Torch or the driver raises must reach all ranks
-                problem = f"{type(error).__name__}: {error}"
-            # Also what makes sure that every workspace is zero before any rank uses one.
-            every = self._ledger.exchange(call.key, problem)
-            if any(every):
-                listed = "; ".join(f"rank {r}: {text}" for r, text in enumerate(every) if text)
-                self._no_peers = f"no symmetric memory for this group: {listed}"
-                return decision.unfused(Cause.NO_PEERS, self._no_peers)
-            self.fused.adopt(workspace)
         return decision
 
     def _live_group(self) -> dist.ProcessGroup:
@@ -214,6 +230,11 @@ class GroupState:
         if group is None:
             raise UsageError("group: this process group has been destroyed")
         return group
+
+
+def _capturing(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 _states: weakref.WeakKeyDictionary[Any, GroupState] = weakref.WeakKeyDictionary()
@@ -262,5 +283,4 @@ def reset(group: dist.ProcessGroup) -> None:
     new workspace together with the other ranks; graphs captured before are void.
     """
     with _states_lock:
-        old = _states.get(group)
-        _keep_state(group, GroupState(group, 0 if old is None else old.generation + 1))
+        _keep_state(group, GroupState(group))

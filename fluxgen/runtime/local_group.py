@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
-from fluxgen.core.errors import CommTimeout
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
@@ -190,8 +189,11 @@ class LocalGroup:
         """
         for stream in (*self.streams, *self.copies):
             stream.synchronize()
-        for report in self.reports:
-            code, op, rank, peer, chunk, expected, seen, _ = (int(v) & 0xFFFFFFFF for v in report)
-            if code:
-                report.zero_()
-                raise CommTimeout(abi.OP_NAMES[op], rank, peer, chunk, expected, seen)
+        raised = []
+        for memory in self.reports:
+            report = abi.Report.from_address(memory.data_ptr())
+            if report.code:
+                raised.append(abi.as_error(report))
+                memory.zero_()
+        for error in sorted(raised, key=lambda e: e.by_peer):
+            raise error  # one of the ranks that waited, not one that it told

@@ -19,14 +19,15 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
-from fluxgen.core.errors import UsageError
+from fluxgen.core.errors import UnsupportedError, UsageError
 from fluxgen.core.problem import Op
 from fluxgen.runtime import autograd, dispatch, fallback
 from fluxgen.runtime.dispatch import Call
 from fluxgen.runtime.fallback import split_sizes
 from fluxgen.runtime.fused import layout_of
-from fluxgen.runtime.groups import GroupState, known_state, state_of
+from fluxgen.runtime.groups import MAX_ENTRIES, GroupState, known_state, state_of
 
 __all__ = [
     "Group",
@@ -109,6 +110,7 @@ def all_gather_matmul(
     for index, (weight, b) in enumerate(zip(weights, biases, strict=True)):
         _check_weight("w" if single else f"w[{index}]", weight, x)
         _check_bias("bias" if single else f"bias[{index}]", b, weight)
+    _check_tangents(x, *weights, *biases)
     size = _check_gather_size(x, dim, gather_size, name, tp)
     keep = save_gathered and torch.is_grad_enabled() and any(t.requires_grad for t in weights)
     given = [b for b in biases if b is not None]
@@ -179,6 +181,7 @@ def matmul_reduce_scatter(
         raise UsageError(f"reduce_op: expected one of {_REDUCE_OPS}; found {reduce_op!r}")
     if bias_mode not in _BIAS_MODES:
         raise UsageError(f"bias_mode: expected one of {_BIAS_MODES}; found {bias_mode!r}")
+    _check_tangents(x, w, bias)
     part = x.shape[dim] // tp
     if x.shape[dim] % tp:
         part = split_sizes(x.shape[dim], tp)[_rank(name)]
@@ -262,6 +265,7 @@ def _is_plain_call(*tensors: Any) -> bool:
         torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
     )
 
 
@@ -275,7 +279,7 @@ def _remember(group: Any, key: Hashable, slow_key: Hashable) -> None:
     state = _fast_state(group)
     entry = None if state is None else state.find(slow_key)
     if state is not None and entry is not None and entry.run is not None:
-        if len(state.fast) >= 4096:
+        if len(state.fast) >= MAX_ENTRIES:
             state.fast.clear()
         state.fast[key] = entry
 
@@ -305,6 +309,18 @@ def _listed(name: str, given: Any) -> list[Any]:
 def _check_tensor(name: str, given: object) -> None:
     if not isinstance(given, torch.Tensor):
         raise UsageError(f"{name}: expected a tensor; found {given!r}")
+
+
+def _check_tangents(*tensors: torch.Tensor | None) -> None:
+    """The ops' autograd is reverse-mode, and torch would drop a tangent without a word."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for t in tensors:
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            raise UnsupportedError(
+                "forward-mode differentiation: expected tensors without tangents; found one of "
+                f"{tuple(t.shape)}. Use the reverse mode, or the unpacked primal"
+            )
 
 
 def _check_x(x: torch.Tensor) -> None:

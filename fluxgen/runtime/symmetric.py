@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes as ct
 import itertools
 import re
-import weakref
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -20,45 +20,60 @@ from fluxgen.core.errors import CommTimeout
 from fluxgen.runtime import abi
 from fluxgen.runtime.workspace import workspace_bytes
 
-__all__ = ["SymmetricWorkspace"]
+__all__ = ["LocalPart", "SymmetricWorkspace"]
+
+
+class LocalPart:
+    """What a rank allocates before the ranks map each other's memory; may fail on one rank alone.
+
+    The memory is outside of the caching allocator's pools, so that whoever makes the first call (a
+    warm-up of CUDA graphs, with a pool of its own) does not own it.
+
+    Args:
+        device: this rank's GPU. stage, half: bytes, see ``workspace``. scratch: bytes of a buffer
+            that is this rank's alone.
+
+    Raises:
+        RuntimeError: no memory, or no symmetric memory on this machine.
+    """
+
+    def __init__(self, device: torch.device, stage: int, half: int, scratch: int) -> None:
+        from torch.distributed import _symmetric_memory as symm_mem
+
+        self.device, self.stage, self.half = device, stage, half
+        self.memory = symm_mem.empty(workspace_bytes(stage, half), dtype=torch.uint8, device=device)
+        self.scratch = symm_mem.empty(max(1, scratch), dtype=torch.uint8, device=device)
+        self.memory.zero_()
+        # Zeroed on whatever stream is current here; peers write on theirs (H05).
+        torch.cuda.synchronize(device)
 
 
 class SymmetricWorkspace:
     """A zeroed workspace of this rank, and the addresses of its peers'.
 
     Collective: every rank of ``group`` makes one with the same sizes. After construction the
-    caller must make sure that every rank has got here before any rank uses it, since a peer's
-    flags may otherwise be written before they are zero.
+    caller must make sure that every rank has got here before any rank uses it.
 
     Args:
-        group: the process group. device: this rank's GPU. stage, half: bytes, see ``workspace``.
-        timeout_s: deadline of device-side waits.
+        group: the process group. local: this rank's memory. prefix: of the store's keys, the same
+            on all ranks and used for no other workspace. timeout_s: deadline of waits, here for
+            the peers and on the device.
 
     Attributes:
-        stage, half: as given. group: the C view, for argument structs. captured: whether a CUDA
-            graph holds its addresses.
+        stage, half: bytes. scratch: the local buffer. group: the C view, for argument structs.
+        captured: whether a CUDA graph holds its addresses.
 
     Raises:
-        RuntimeError: Torch cannot map the peers' memory.
+        RuntimeError: Torch cannot map the peers' memory, or a peer does not come.
     """
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        device: torch.device,
-        stage: int,
-        half: int,
-        timeout_s: float,
+        self, group: dist.ProcessGroup, local: LocalPart, prefix: str, timeout_s: float
     ) -> None:
-        from torch.distributed import _symmetric_memory as symm_mem
-
-        self.stage, self.half, self.captured = stage, half, False
-        size = workspace_bytes(stage, half)
-        self._memory = symm_mem.empty(size, dtype=torch.uint8, device=device)
-        self._memory.zero_()
-        # Zeroed on whatever stream is current here; peers write on theirs (H05).
-        torch.cuda.synchronize(device)
-        self._handle: Any = _rendezvous(self._memory, group)
+        self.stage, self.half, self.scratch = local.stage, local.half, local.scratch
+        self.captured = False
+        self._memory = local.memory
+        self._handle: Any = _rendezvous(local.memory, group, prefix, timeout_s)
         self._report_memory = torch.zeros(
             ct.sizeof(abi.Report) // 4, dtype=torch.int32, pin_memory=True
         )
@@ -66,8 +81,8 @@ class SymmetricWorkspace:
         self.group = abi.Group(
             world=group.size(),
             rank=group.rank(),
-            stage_bytes=stage,
-            half_bytes=half,
+            stage_bytes=local.stage,
+            half_bytes=local.half,
             timeout_ns=int(timeout_s * 1e9),
             report=self._report_memory.data_ptr(),
         )
@@ -80,21 +95,17 @@ class SymmetricWorkspace:
         return bool(self._report.code)
 
     def timeout(self) -> CommTimeout:
-        """The report of the first wait that passed its deadline, as an error."""
-        r = self._report
-        return CommTimeout(
-            abi.OP_NAMES.get(r.op, str(r.op)), r.rank, r.peer, r.chunk, r.expected, r.seen
-        )
+        """What was reported first, as an error."""
+        return abi.as_error(self._report)
 
-
-_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""Workspaces of each live group so far: the same on all of its ranks, which make them together."""
 
 _names = itertools.count()
 
 
-def _rendezvous(memory: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """Map the peers' memory, through a group name and a store of our own."""
+def _rendezvous(
+    memory: torch.Tensor, group: dist.ProcessGroup, prefix: str, timeout_s: float
+) -> Any:
+    """Map the peers' memory, through a group name and a view of the store of our own."""
     from torch._C._distributed_c10d import (
         ProcessGroup,
         _register_process_group,
@@ -103,8 +114,8 @@ def _rendezvous(memory: torch.Tensor, group: dist.ProcessGroup) -> Any:
     )
 
     name = f"fluxgen/{group.group_name}/{next(_names)}"
-    number = _made[group] = _made.get(group, 0) + 1
-    store = _OwnNumbers(dist.distributed_c10d._get_process_group_store(group), f"memory/{number}")
+    inner = dist.distributed_c10d._get_process_group_store(group)
+    store = _OwnNumbers(inner, prefix, timeout_s)
     # Torch takes rank, size and store from a group registered under the name, or from the group
     # info of that name, depending on its version.
     stand_in = ProcessGroup(store, group.rank(), group.size())
@@ -114,6 +125,7 @@ def _rendezvous(memory: torch.Tensor, group: dist.ProcessGroup) -> Any:
         return _SymmetricMemory.rendezvous(memory, name)
     finally:
         _unregister_process_group(name)
+        store.close()
 
 
 class _OwnNumbers(dist.Store):  # type: ignore[misc]
@@ -127,10 +139,11 @@ class _OwnNumbers(dist.Store):  # type: ignore[misc]
     _kept: ClassVar[list[dist.Store]] = []
     """C++ holds the store, but not this object, whose methods it calls."""
 
-    def __init__(self, store: dist.Store, prefix: str) -> None:
+    def __init__(self, store: dist.Store, prefix: str, timeout_s: float) -> None:
         super().__init__()
         self._store: Any = store
         self._prefix = f"fluxgen/{prefix}"
+        self._timeout = timedelta(seconds=timeout_s)
         self._order: dict[str, int] = {}
         self._kept.append(self)
 
@@ -142,17 +155,22 @@ class _OwnNumbers(dist.Store):  # type: ignore[misc]
         own = self._order.setdefault(number, len(self._order))
         return f"{self._prefix}/{prefix}/{own}/{rank}"
 
+    def close(self) -> None:
+        """Let go of the store: Torch keeps this view for as long as the process lives."""
+        self._store = None
+
     def set(self, key: str, value: Any) -> None:
         """Store a value."""
         self._store.set(self._key(key), value)
 
     def get(self, key: str) -> Any:
         """Wait for a value."""
+        self.wait([key])
         return self._store.get(self._key(key))
 
     def wait(self, keys: list[str], *timeout: Any) -> None:
         """Wait for values."""
-        self._store.wait([self._key(key) for key in keys], *timeout)
+        self._store.wait([self._key(key) for key in keys], *(timeout or (self._timeout,)))
 
     def check(self, keys: list[str]) -> bool:
         """Whether all are there."""

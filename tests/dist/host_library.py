@@ -108,15 +108,25 @@ class Support:
         self.calls.append("scatter")
 
 
+class Local:
+    """A rank's own part of a workspace: only the scratch is memory."""
+
+    def __init__(self, device: Any, stage: int, half: int, scratch: int) -> None:
+        self.stage, self.half = stage, half
+        self.scratch = torch.empty(max(16, scratch), dtype=torch.uint8)
+
+
 class Workspace:
     """A workspace of no memory."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, device: Any, stage: int, half: int, timeout_s: float
-    ) -> None:
-        self.stage, self.half, self.captured, self.timed_out = stage, half, False, False
+    def __init__(self, group: dist.ProcessGroup, local: Local, prefix: str, timeout_s: float):
+        self.stage, self.half, self.scratch = local.stage, local.half, local.scratch
+        self.captured, self.timed_out, self.prefix = False, False, prefix
         self.group = abi.Group(
-            world=group.size(), rank=group.rank(), stage_bytes=stage, half_bytes=half
+            world=group.size(),
+            rank=group.rank(),
+            stage_bytes=local.stage,
+            half_bytes=local.half,
         )
 
 
@@ -155,13 +165,13 @@ def host_library(
     support = Support(group)
     state = groups.state_of(group)
 
-    def make(device: torch.device, arch: str, sharing: int) -> fused.Fused:
+    def make(device: torch.device, arch: str) -> fused.Fused:
         made = object.__new__(fused.Fused)
         made.device, made.support, made.sms, made.reserved = device, support, 132, 2
+        made.queue = fused.Queue()
         made.workspace, made._kept = None, []
-        made._scratch = torch.empty(0, dtype=torch.uint8)
         made.copy = made.forked = made.joined = made._ordered = 1
-        made._last_stream = made._broken = None
+        made._broken = None
         return made
 
     state.fused = None
@@ -170,12 +180,15 @@ def host_library(
     with (
         mock.patch.object(dispatch, "decide", lambda call: decide(call, transport)),
         mock.patch.object(groups, "Fused", make),
-        mock.patch.object(fused, "SymmetricWorkspace", Workspace),
+        mock.patch.object(fused, "LocalPart", Local),
+        mock.patch.object(groups, "SymmetricWorkspace", Workspace),
+        mock.patch.object(torch.cuda, "get_device_properties", lambda device: mock.Mock(uuid="g")),
         mock.patch.object(fused.kernels, "fused_kernel", lambda s, kernel, arch: Kernel(s)),
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 3, create=True),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch.cuda, "synchronize", lambda device=None: None),
         mock.patch.object(torch.cuda, "current_device", lambda: -1),
+        mock.patch.object(groups, "_capturing", lambda device: False),
     ):
         try:
             yield support

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fluxgen.runtime import dispatch, fallback, ops
-from fluxgen.runtime.groups import state_of
+from fluxgen.runtime.groups import reset, state_of
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
 from tests.dist.numbers import integers, raised, same
 
@@ -307,28 +309,78 @@ def test_uneven_layers_take_the_unfused_path_together(ranks):
 
 
 def _late(groups, rank):
-    """Ranks that do not come, in number and in turn: an error within the deadline, then in step."""
-    state = state_of(groups["even"] if rank in (0, 2) else groups["odd"])
+    """Ranks that come after the deadline: the error is everybody's, and then all are in step."""
     group = groups["even"] if rank in (0, 2) else groups["odd"]
-    all_gather_matmul(torch.ones(2, 59), torch.ones(3, 59), group=group)
-    state._ledger._deadline = 1.5
+    state = state_of(group)
+    w = torch.ones(3, 59)
+    all_gather_matmul(torch.ones(2, 59), w, group=group)
+    state._ledger.deadline_s = 1.0
     try:
-        if rank in (0, 1):  # their partners stay away
-            return raised(
-                lambda: all_gather_matmul(torch.ones(4, 59), torch.ones(3, 59), group=group)
-            )
-        return "away", ""
-    finally:
-        state._ledger._deadline = 30.0
         if rank in (2, 3):
-            state._ledger._count += 1  # it saw the error of its partner elsewhere and goes on
-        for _ in range(2):
-            all_gather_matmul(torch.ones(5, 59), torch.ones(3, 59), group=group)
+            time.sleep(2.5)
+        return raised(lambda: all_gather_matmul(torch.ones(4, 59), w, group=group))
+    finally:
+        state._ledger.deadline_s = 30.0
+        for rows in (4, 5):
+            y = all_gather_matmul(torch.ones(rows, 59), w, group=group)
+            same(y, torch.full((2 * rows, 3), 59.0))
 
 
-def test_a_rank_that_does_not_come_is_named(ranks):  # I07
-    results = ranks(_late)
-    for kind, text in results[:2]:
+def test_a_rank_that_comes_too_late_is_named_on_every_rank(ranks):  # I07
+    for kind, text in ranks(_late):
         assert kind == "AgreementError"
         assert "rank 1 of the group did not come" in text
-        assert "1.5 s" in text
+
+
+def _first_meeting(groups, rank):
+    """The same at a group's first call, and a reset that only some need."""
+    group = groups["even"] if rank in (0, 2) else groups["odd"]
+    w = torch.ones(3, 67)
+    reset(group)
+    state_of(group).timeout_s = 1.0
+    if rank in (2, 3):
+        time.sleep(2.0)
+    # Whoever came first has given up by now, so the other waits in vain: both raise.
+    found = raised(lambda: all_gather_matmul(torch.ones(2, 67), w, group=group))
+    dist.barrier(group)
+    state_of(group).timeout_s = 30.0
+    for _ in range(2):
+        same(all_gather_matmul(torch.ones(2, 67), w, group=group), torch.full((4, 3), 67.0))
+        reset(group)  # new words each time: what lies in the store is not believed
+    same(all_gather_matmul(torch.ones(2, 67), w, group=group), torch.full((4, 3), 67.0))
+    return found
+
+
+def test_a_first_meeting_that_fails_can_be_held_again(ranks):
+    for kind, text in ranks(_first_meeting):
+        assert kind == "AgreementError"
+        assert "did not come to the group's first comparison" in text
+
+
+def _autocast(groups, rank):
+    group = groups["w4"]
+    x, w = torch.randn(2, 6, requires_grad=True), torch.randn(5, 6, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = all_gather_matmul(x, w, group=group)
+        z = matmul_reduce_scatter(y.detach(), torch.randn(3, 5), group=group)
+    assert y.dtype == z.dtype == torch.float32
+    y.sum().backward()
+    assert x.grad.dtype == torch.float32
+
+
+def test_autocast_does_not_reach_inside(ranks):
+    ranks(_autocast)
+
+
+def _dual(groups, rank):
+    """A tangent is not dropped without a word."""
+    import torch.autograd.forward_ad as forward_ad
+
+    group = groups["w4"]
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.ones(2, 6), torch.ones(2, 6))
+        return raised(lambda: all_gather_matmul(x, torch.ones(5, 6), group=group))[0]
+
+
+def test_forward_mode_is_refused(ranks):
+    assert set(ranks(_dual)) == {"UnsupportedError"}

@@ -155,7 +155,6 @@ def _broken(groups, rank):
         workspace.timeout = lambda: error
         found = [raised(lambda: all_gather_matmul(x, w, group=group)) for _ in range(2)]
         reset(group)
-        assert state_of(group).generation >= 1
         same(all_gather_matmul(x, w, group=group), torch.cat([x] * 4) @ w.T)
     return found
 
@@ -165,7 +164,7 @@ def test_a_broken_group_stays_broken_until_reset(ranks):
         assert found == [("KernelError", "ag_gemm: rank 0 waited")] * 2
 
 
-def _no_memory(groups, rank):
+def _no_memory(groups, rank, local):
     """One rank cannot map its peers' memory: all fall back, and are told why."""
     group = groups["w4"]
     x, w = ints(1, 8, 16), ints(2, 8, 16)
@@ -179,9 +178,10 @@ def _no_memory(groups, rank):
         if rank == 2:
             from unittest import mock
 
-            from fluxgen.runtime import fused
+            from fluxgen.runtime import fused, groups as state_module
 
-            with mock.patch.object(fused, "SymmetricWorkspace", refuse):
+            target = (fused, "LocalPart") if local else (state_module, "SymmetricWorkspace")
+            with mock.patch.object(*target, refuse):
                 y = all_gather_matmul(x, w, group=group)
         else:
             y = all_gather_matmul(x, w, group=group)
@@ -191,8 +191,9 @@ def _no_memory(groups, rank):
     return decision.cause, decision.reason
 
 
-def test_no_symmetric_memory_is_a_fallback_for_all(ranks):  # F15
-    for cause, reason in ranks(_no_memory):
+@pytest.mark.parametrize("local", [True, False])
+def test_no_symmetric_memory_is_a_fallback_for_all(ranks, local):  # F15
+    for cause, reason in ranks(_no_memory, local):
         assert cause is Cause.NO_PEERS
         assert "rank 2: RuntimeError: peer access is not supported" in reason
 

@@ -26,9 +26,10 @@ enum fluxgen_status {
 enum fluxgen_op { FLUXGEN_AG_GEMM = 0, FLUXGEN_GEMM_RS = 1 };
 enum fluxgen_chunk_axis { FLUXGEN_CHUNK_M = 0, FLUXGEN_CHUNK_K = 1 };
 
-// What a wait that passed its deadline leaves in host-mapped memory. `code` is written last.
+// What a wait that passed its deadline leaves in host-mapped memory, of this rank or, by way of the
+// group's mark, of another. `code` is written last.
 typedef struct fluxgen_report {
-  uint32_t code;  // 0: no timeout; 1: timeout
+  uint32_t code;  // 0: none; 1: this rank's wait timed out; 2: `peer` has given up
   uint32_t op;    // enum fluxgen_op, or 2 for the reduction, 3 for the transport
   uint32_t rank;
   uint32_t peer;

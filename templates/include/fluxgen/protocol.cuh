@@ -20,6 +20,11 @@
 // finished call e+1 knows that all peers have finished e, and may overwrite the half of e in call
 // e+2. Kernels choose the half by the epoch in memory, so a captured graph may be replayed.
 //
+// A wait past its deadline gives up for the whole group: it marks its own workspace and all peers'
+// as aborted. From then on a rank raises no flag on another and leaves its stage alone, so a peer
+// that is only late cannot take later data for earlier; and each call looks at the mark when it
+// ends, so that its host is told.
+//
 // The stage is single: a copy engine's addresses are fixed when it is queued (or captured), it
 // cannot choose a half. Instead the next ag_gemm overwrites the stage once every peer has pulled
 // the last one. That costs no overlap: the peers' pulls came early in a call that this rank has
@@ -105,6 +110,15 @@ __device__ __forceinline__ uint32_t add_acquire_release(uint32_t* address, uint3
                : "memory");
   return old;
 }
+// Store `value` where there is zero; what was there before.
+__device__ __forceinline__ uint32_t claim(uint32_t* address, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.cas.acq_rel.sys.global.b32 %0, [%1], 0, %2;"
+               : "=r"(old)
+               : "l"(address), "r"(value)
+               : "memory");
+  return old;
+}
 __device__ __forceinline__ uint32_t load_relaxed(uint32_t const* address) {
   uint32_t value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -134,6 +148,11 @@ inline void store_release_system(uint32_t* address, uint32_t value) {
 inline uint32_t add_acquire_release(uint32_t* address, uint32_t value) {
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
+inline uint32_t claim(uint32_t* address, uint32_t value) {
+  uint32_t old = 0;
+  __atomic_compare_exchange_n(address, &old, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return old;
+}
 inline uint32_t load_relaxed(uint32_t const* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
@@ -152,17 +171,45 @@ FLUXGEN_HOST_DEVICE uint32_t current_epoch(void* base, uint32_t offset) {
   return load_relaxed(workspace_word(base, kEpochOffset)) + offset;
 }
 
+// Whether a rank of the group has given up: 0, or 1 + that rank. Peers write it.
+FLUXGEN_HOST_DEVICE uint32_t aborted_by(fluxgen_group const& group) {
+  return load_acquire_system(workspace_word(group.peers[group.rank], kAbortedOffset));
+}
+
+enum fluxgen_report_code : uint32_t { kTimeout = 1, kPeerAborted = 2 };
+
+FLUXGEN_HOST_DEVICE void write_report(fluxgen_group const& group, uint32_t code, uint32_t op,
+                                      uint32_t peer, uint32_t chunk, uint32_t expected,
+                                      uint32_t seen) {
+  group.report->op = op;
+  group.report->rank = uint32_t(group.rank);
+  group.report->peer = peer;
+  group.report->chunk = chunk;
+  group.report->expected = expected;
+  group.report->seen = seen;
+  store_release_system(&group.report->code, code);
+}
+
+// At the end of a call: tell this rank's host if another rank has given up, for then the data of
+// this call may be that rank's of another.
+FLUXGEN_HOST_DEVICE void report_abort(fluxgen_group const& group, uint32_t op, uint32_t epoch) {
+  uint32_t const by = aborted_by(group);
+  if (by != 0u && by != uint32_t(group.rank) + 1u && group.report != nullptr &&
+      load_acquire_system(&group.report->code) == 0u) {
+    write_report(group, kPeerAborted, op, by - 1u, 0u, epoch, epoch);
+  }
+}
+
 // Wait until the flag reaches `epoch`. False once the deadline passed, here or in an earlier wait
-// on this workspace: then the report names the first wait that did, and the caller goes on without
-// the data, so that all that is queued ends soon and the GPU stays usable. A workspace that has
-// aborted once holds no promise any more: the host raises and makes a new one.
+// of the group: then the report names the first wait that did, and the caller goes on without the
+// data, so that all that is queued ends soon and the GPU stays usable. A group that has aborted
+// once holds no promise any more: the hosts raise and make new workspaces.
 FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch, fluxgen_group const& group,
                                     uint32_t op, int32_t peer, int32_t chunk) {
   uint32_t seen = load_acquire_system(flag);
   if (epoch_reached(seen, epoch)) {
     return true;
   }
-  uint32_t* aborted = workspace_word(group.peers[group.rank], kAbortedOffset);
   uint64_t const start = clock_ns();
   for (uint32_t spin = 1;; ++spin) {
     seen = load_acquire_system(flag);
@@ -170,19 +217,22 @@ FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch, fluxge
       return true;
     }
     if ((spin & 63u) == 0u) {
-      if (load_relaxed(aborted) != 0u) {
+      if (aborted_by(group) != 0u) {
         return false;
       }
       if (clock_ns() - start > group.timeout_ns) {
-        store_relaxed(aborted, 1u);
-        if (group.report != nullptr && load_relaxed(&group.report->code) == 0u) {
-          group.report->op = op;
-          group.report->rank = uint32_t(group.rank);
-          group.report->peer = uint32_t(peer);
-          group.report->chunk = uint32_t(chunk);
-          group.report->expected = epoch;
-          group.report->seen = seen;
-          store_release_system(&group.report->code, 1u);
+        // One thread of this rank tells everybody, unless a peer has told it meanwhile.
+        if (claim(workspace_word(group.peers[group.rank], kAbortedOffset),
+                  uint32_t(group.rank) + 1u) == 0u) {
+          for (int32_t other = 0; other < group.world; ++other) {
+            if (other != group.rank) {
+              store_release_system(workspace_word(group.peers[other], kAbortedOffset),
+                                   uint32_t(group.rank) + 1u);
+            }
+          }
+          if (group.report != nullptr) {
+            write_report(group, kTimeout, op, uint32_t(peer), uint32_t(chunk), epoch, seen);
+          }
         }
         return false;
       }
@@ -200,6 +250,9 @@ FLUXGEN_HOST_DEVICE void signal_tile(fluxgen_group const& group, int32_t owner, 
   if (add_acquire_release(counter, 1u) == tiles_in_chunk - 1u) {
     store_relaxed(counter, 0u);
     fence_system();
+    if (aborted_by(group) != 0u) {
+      return;
+    }
     store_release_system(arrived_flag(group.peers[owner], group.rank, chunk), epoch);
   }
 }

@@ -71,7 +71,10 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args
   int64_t const vectors = args.row_bytes / 16;
   int64_t const slab = args.rows * args.row_bytes;
   char* gathered = static_cast<char*>(args.gathered);
-  copy_rows(stage(group, group.rank), gathered + group.rank * slab, args.row_bytes,
+  char* own = gathered + group.rank * slab;
+  // A peer may still be pulling what an aborted group has in the stage.
+  bool const aborted = aborted_by(group) != 0u;
+  copy_rows(aborted ? own : stage(group, group.rank), aborted ? nullptr : own, args.row_bytes,
             static_cast<char const*>(args.x), args.row_stride_bytes, args.rows, vectors);
   fence_system();
   if (last_block(mine, kTicketOffset)) {
@@ -79,11 +82,12 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args
     if (thread == 0) {
       store_relaxed(workspace_word(mine, kStagedOffset), epoch);
       store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+      report_abort(group, kTransportOp, epoch);
     }
     if (thread < FLUXGEN_MAX_CHUNKS) {
       store_release_system(gathered_flag(mine, group.rank, thread), epoch);
     }
-    if (is_peer) {
+    if (is_peer && aborted_by(group) == 0u) {
       store_release_system(ready_flag(group.peers[thread], group.rank), epoch);
     }
   }
@@ -105,7 +109,11 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args
     for (int chunk = 0; chunk < FLUXGEN_MAX_CHUNKS; ++chunk) {
       store_release_system(gathered_flag(mine, thread, chunk), epoch);
     }
-    store_release_system(pulled_flag(group.peers[thread], group.rank), epoch);
+    if (aborted_by(group) == 0u) {
+      store_release_system(pulled_flag(group.peers[thread], group.rank), epoch);
+    } else {
+      report_abort(group, kTransportOp, epoch);
+    }
   }
 }
 
@@ -127,7 +135,11 @@ __global__ void step_kernel(StepArguments args) {
     store_release_system(gathered_flag(mine, args.source, args.chunk), epoch);
   }
   if (args.pulled >= 0) {
-    store_release_system(pulled_flag(group.peers[args.pulled], group.rank), epoch);
+    if (aborted_by(group) == 0u) {
+      store_release_system(pulled_flag(group.peers[args.pulled], group.rank), epoch);
+    } else {
+      report_abort(group, kTransportOp, epoch);
+    }
   }
   if (args.next >= 0) {
     wait_epoch(ready_flag(mine, args.next), epoch, group, kTransportOp, args.next, 0);
@@ -217,6 +229,7 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   }
   if (last_block(mine, kTicketOffset) && threadIdx.x == 0) {
     store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+    report_abort(group, kReduceOp, epoch);
   }
 }
 
@@ -413,7 +426,14 @@ inline int gather(fluxgen_gather_call const& call, cudaStream_t stream, char* me
     return FLUXGEN_BAD_ABI;
   }
   cudaStream_t const copy = static_cast<cudaStream_t>(call.copy);
+  if (call.pull != nullptr) {  // before a peer is told anything
+    int chunks = 0;
+    if (int const status = check_pull(*call.pull, &chunks, message, size)) {
+      return status;
+    }
+  }
   int status = begin(*call.begin, stream, message, size);
+  bool const forks = status == FLUXGEN_OK && call.pull != nullptr;
   if (status == FLUXGEN_OK && call.pull_graph != nullptr) {
     status = order(stream, copy, static_cast<cudaEvent_t>(call.forked), message, size);
     if (status == FLUXGEN_OK) {
@@ -426,8 +446,11 @@ inline int gather(fluxgen_gather_call const& call, cudaStream_t stream, char* me
   for (int64_t i = 0; i < call.count && status == FLUXGEN_OK; ++i) {
     status = call.gemms[i].launch(call.gemms[i].args, stream, message, size);
   }
-  if (status == FLUXGEN_OK && call.pull != nullptr) {
-    status = order(copy, stream, static_cast<cudaEvent_t>(call.joined), message, size);
+  if (forks) {  // also after an error: the copies write into what the caller frees next
+    bool const failed = status != FLUXGEN_OK;
+    int const joined = order(copy, stream, static_cast<cudaEvent_t>(call.joined),
+                             failed ? nullptr : message, size);
+    status = failed ? status : joined;
   }
   return status;
 }

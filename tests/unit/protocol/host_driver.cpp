@@ -180,21 +180,38 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
   return expired ? -1 : wrong.load();
 }
 
-// A flag that never comes: fills the report, and a second wait of the same call returns at once.
-int64_t expire(uint64_t timeout_ns, fluxgen_report* report, double* second_wait_seconds) {
-  std::vector<uint32_t> memory(size_t(kDataOffset) / 4, 0u);
+// A flag that never comes: fills the report, a second wait of the same group returns at once, the
+// peers are marked, and whoever looks at the mark is told by whom. Returns the waits satisfied.
+int64_t expire(uint64_t timeout_ns, fluxgen_report* report, fluxgen_report* told,
+               double* second_wait_seconds, uint32_t* arrived_after) {
+  std::vector<std::vector<uint32_t>> memory(4, std::vector<uint32_t>(size_t(kDataOffset) / 4, 0u));
   fluxgen_group group{};
   group.world = 4;
   group.rank = 2;
   group.timeout_ns = timeout_ns;
   group.report = report;
-  for (auto& p : group.peers) p = memory.data();
-  *arrived_flag(memory.data(), 3, 5) = 6;
-  bool const first = wait_epoch(arrived_flag(memory.data(), 3, 5), 7, group, 1, 3, 5);
+  for (int p = 0; p < 4; ++p) group.peers[p] = memory[p].data();
+  *arrived_flag(group.peers[2], 3, 5) = 6;
+  // Many threads wait; one of them reports.
+  std::vector<std::thread> threads;
+  std::atomic<int64_t> satisfied{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      satisfied += wait_epoch(arrived_flag(group.peers[2], 3, 5), 7, group, 1, 3, 5);
+    });
+  }
+  for (auto& t : threads) t.join();
   uint64_t const begin = clock_ns();
-  bool const again = wait_epoch(arrived_flag(memory.data(), 1, 0), 7, group, 1, 1, 0);
+  satisfied += wait_epoch(arrived_flag(group.peers[2], 1, 0), 7, group, 1, 1, 0);
   *second_wait_seconds = double(clock_ns() - begin) / 1e9;
-  return int64_t(first) + int64_t(again);
+  report_abort(group, 2, 9);  // must not replace this rank's own report
+  signal_tile(group, 3, 0, 1, 7);
+  *arrived_after = *arrived_flag(group.peers[3], 2, 0);
+  fluxgen_group other = group;
+  other.rank = 3;
+  other.report = told;
+  report_abort(other, 2, 9);
+  return satisfied;
 }
 
 }  // extern "C"

@@ -33,13 +33,22 @@ def test_epochs_compare_modulo_two_to_the_32():
         assert reached(ct.c_uint32(seen), ct.c_uint32(expected)) == result
 
 
-def test_a_wait_past_its_deadline_reports_and_does_not_wait_again():
-    report, second = abi.Report(), ct.c_double()
-    satisfied = driver().expire(ct.c_uint64(300_000_000), ct.byref(report), ct.byref(second))
+def test_a_wait_past_its_deadline_reports_and_gives_up_for_the_group():
+    report, told = abi.Report(), abi.Report()
+    second, arrived = ct.c_double(), ct.c_uint32()
+    satisfied = driver().expire(
+        ct.c_uint64(300_000_000),
+        ct.byref(report),
+        ct.byref(told),
+        ct.byref(second),
+        ct.byref(arrived),
+    )
     assert satisfied == 0
     assert (report.code, report.op, report.rank, report.peer) == (1, 1, 2, 3)
     assert (report.chunk, report.expected, report.seen) == (5, 7, 6)
-    assert second.value < 0.1, "the second wait of an aborted call must not spend a deadline again"
+    assert second.value < 0.1, "a second wait of an aborted group must not spend a deadline again"
+    assert (told.code, told.op, told.rank, told.peer, told.expected) == (2, 2, 3, 2, 9)
+    assert arrived.value == 0, "an aborted rank raises no flag on another"
 
 
 def test_ctypes_structs_match_the_header():

@@ -68,10 +68,20 @@ def test_the_nth_exchange_meets_the_nth(monkeypatch):
 
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_process_group_store", lambda group: store)
+    # What an earlier group of the same name left behind.
+    for rank in range(4):
+        store.set(f"fluxgen/hello/{rank}", f"old{rank}")
+        store.set(f"fluxgen/answer/{rank}", "old0")
+    store.set("fluxgen/welcome", '["old0", ["old0", "old1", "old2", "old3"]]')
+    store.set("fluxgen/old0/verdict", "met")
+    store.set("fluxgen/old0/0/2", "[7]")
     results = [[] for _ in range(4)]
+    prefixes = set()
 
     def work(rank):
         ledger = Ledger(_Group(rank, 4), 20.0)
+        ledger.meet("call")
+        prefixes.add(ledger.prefix)
         rng = random.Random(rank)
         for i in range(50):
             if rng.random() < 0.1:
@@ -84,4 +94,6 @@ def test_the_nth_exchange_meets_the_nth(monkeypatch):
     for thread in threads:
         thread.join(60)
     assert all(r == [[[i, rank] for rank in range(4)] for i in range(50)] for r in results)
-    assert store.num_keys() <= 8, "only the last exchanges are kept"
+    assert len(prefixes) == 1
+    assert prefixes != {"old0"}
+    assert store.num_keys() <= 11 + 60, "of 50 exchanges the verdicts, and the last statements"

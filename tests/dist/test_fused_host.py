@@ -278,3 +278,49 @@ def test_types_without_a_path_are_refused_with_the_types_that_have_one(ranks):  
             assert kind == "UsageError"
             assert "bfloat16, float16" in text
             assert "float8_e4m3fn" in text
+
+
+def _foreign(groups, rank, difference):
+    """One rank has another database: every rank is told what differs, and all stay in step."""
+    from dataclasses import replace as change
+    from unittest import mock
+
+    from fluxgen.runtime import dispatch
+    from tests.dist import host_library as library
+
+    group = groups["w3"] if rank < 3 else None
+    if group is None:
+        return None
+    x, w = ints(1, 8, 16), ints(2, 8, 16)
+
+    def decide(call):
+        made = library.decide(call)
+        if rank != 2 or call.m != 24:
+            return made
+        if difference == "missing":
+            return made.unfused(Cause.NO_RECORD, "nothing is tuned")
+        other = change(made.winner.kernel, tile_n=128)
+        return change(made, winner=change(made.winner, kernel=other))
+
+    with host_library(group), mock.patch.object(dispatch, "decide", decide):
+        reset(group)
+        found = [raised(lambda: all_gather_matmul(x, w, group=group)) for _ in range(2)]
+        y = all_gather_matmul(x[:4], w, group=group)
+        same(y, torch.cat([x[:4]] * 3) @ w.T)
+    reset(group)
+    return found
+
+
+@pytest.mark.parametrize("difference", ["kernel", "missing"])
+def test_another_database_is_named_on_every_rank(ranks, difference):  # J01
+    results = ranks(_foreign, difference)[:3]
+    assert results[0] == results[1] == results[2]
+    for kind, text in results[0]:
+        assert kind == "AgreementError"
+        assert "chose different paths for the same call" in text
+        if difference == "kernel":
+            assert "rank 0: kernel 64x96x64" in text
+            assert "rank 2: kernel 64x128x64" in text
+        else:
+            assert "rank 2: path unfused, kernel none" in text
+            assert "because nothing is tuned" in text

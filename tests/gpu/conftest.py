@@ -31,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=missing))
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once why a test failed: a run on a GPU may be cut before its summary."""
+    if report.failed and "tests/gpu" in report.nodeid:
+        print(f"\n{report.nodeid}:\n{report.longreprtext[-1800:]}", flush=True)
+
+
 @pytest.fixture(autouse=True)
 def _watchdog():
     """A kernel whose flag never comes must not hang the run."""

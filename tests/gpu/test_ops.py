@@ -69,7 +69,7 @@ def _forward(groups, rank, name):
         for i, (rows, n, k) in enumerate(SIZES):
             both(group, rows, n, k, 1000 * i, bias=i % 2 == 0, avg=i % 3 == 0)
     assert {d.cause for d in seen.decisions} == {Cause.FUSED}, str(seen)
-    return state_of(group).fused._workspace.group.world
+    return state_of(group).fused.workspace.group.world
 
 
 @pytest.mark.parametrize(

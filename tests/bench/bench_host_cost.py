@@ -1,10 +1,14 @@
 """What a warm call costs the host, beside torch's own fused ops in the same run.
 
-    python -m tests.bench.bench_host_cost [--worlds 2 4 8] [--out FILE]
+    python -m tests.bench.bench_host_cost [--worlds 2 4 8] [--alone] [--out FILE]
 
-Ranks are processes on one GPU, so the GPU's times mean nothing here and are not shown; the host's
-are of a real call: from the call until it returns, with an empty queue before each batch. Every
-round runs all candidates in turn; medians of the rounds, with quartiles.
+Ranks are processes on one GPU. The GPU's times mean nothing here and are not shown; the host's are
+of a real call, from the call until it returns, with an empty queue before each batch. Every round
+runs all candidates in turn; medians of the rounds, with quartiles; of the ranks the slowest.
+
+Processes that share a GPU take turns on it, which makes each launch dearer. With ``--alone`` there
+is one process: one rank whose peers' flags are up already, so that it waits for nobody. What is
+queued is the same. Torch's ops need their peers and are left out there.
 """
 
 from __future__ import annotations
@@ -12,34 +16,80 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fluxgen.core.config import RunConfig
+from fluxgen.core.problem import Problem
+from fluxgen.runtime import abi
 from tests.dist.pool import Pool
-from tests.gpu.ranks import AG, RS, STORE, Environment, database, on_the_gpu, record
+from tests.gpu.ranks import (
+    AG,
+    AG_NK,
+    PULL_ROWS,
+    RS,
+    RS_NK,
+    SM_COPY,
+    STORE,
+    Environment,
+    database,
+    on_the_gpu,
+    record,
+)
 
 WORLDS = (2, 4, 8)
 BATCH, ROUNDS = 10, 12
 ROWS, N, K = 128, 512, 512
+TRANSPORTS = (
+    ("copy engine, 1 chunk", RunConfig()),
+    ("copy engine, 2 chunks", PULL_ROWS),
+    ("SM copy", SM_COPY),
+)
 
 
-def _measure(groups: Any, rank: int) -> dict[str, list[float]]:
+def _time(candidates: dict[str, Callable[[], Any]], settle: Callable[[], None]) -> Any:
+    """Microseconds of the host for each call, one value a round."""
     import torch
-    from torch.distributed import _symmetric_memory as symm_mem
+
+    times: dict[str, list[float]] = {}
+    with torch.no_grad():
+        for round_ in range(ROUNDS + 2):
+            for key, call in candidates.items():
+                torch.cuda.synchronize()
+                settle()
+                start = time.perf_counter()
+                for _ in range(BATCH):
+                    call()
+                end = time.perf_counter()
+                if round_ >= 2:
+                    times.setdefault(key, []).append((end - start) / BATCH * 1e6)
+    torch.cuda.synchronize()
+    return times
+
+
+def _tensors(world: int) -> Any:
+    import torch
+
+    x = torch.randn(ROWS, K, device="cuda").bfloat16()
+    a = torch.randn(ROWS * world, K, device="cuda").bfloat16()
+    w = torch.randn(N, K, device="cuda").bfloat16()
+    return x, a, w
+
+
+def _ranks(groups: Any, rank: int) -> dict[str, list[float]]:
+    import torch
 
     from fluxgen.runtime.dispatch import strict
     from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
 
     del rank
     group = groups["all"]
-    name, world = group.group_name, group.size()
-    x = torch.randn(ROWS, K, device="cuda").bfloat16()
-    a = torch.randn(ROWS * world, K, device="cuda").bfloat16()
-    w = torch.randn(N, K, device="cuda").bfloat16()
-    wt = w.t().contiguous()
-    symm_mem.enable_symm_mem_for_group(name)
-    ops = torch.ops.symm_mem
+    name = group.group_name
+    x, a, w = _tensors(group.size())
+    wt, ops = w.t().contiguous(), torch.ops.symm_mem
     candidates = {
         "linear": lambda: torch.nn.functional.linear(a, w),
         "ag fluxgen": lambda: all_gather_matmul(x, w, group=group),
@@ -47,58 +97,104 @@ def _measure(groups: Any, rank: int) -> dict[str, list[float]]:
         "rs fluxgen": lambda: matmul_reduce_scatter(a, w, group=group),
         "rs torch": lambda: ops.fused_matmul_reduce_scatter(a, wt, "sum", 0, name),
     }
-    times: dict[str, list[float]] = {key: [] for key in candidates}
-    for key, call in list(candidates.items()):
-        try:
+    with strict():
+        for call in candidates.values():
             call()
-        except Exception as error:  # a torch without its own op must not end the measurement
-            print(f"{key} cannot run: {error}"[:200], flush=True)
-            del candidates[key], times[key]
-    with torch.no_grad(), strict():
-        for round_ in range(ROUNDS + 2):
-            for key, call in candidates.items():
-                torch.cuda.synchronize()
-                torch.distributed.barrier(group)
-                start = time.perf_counter()
-                for _ in range(BATCH):
-                    call()
-                end = time.perf_counter()
-                if round_ >= 2:
-                    times[key].append((end - start) / BATCH * 1e6)
+        return _time(candidates, lambda: torch.distributed.barrier(group))
+
+
+def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
+    import torch
+    import torch.distributed as dist
+
+    from fluxgen.core.errors import CommTimeout
+    from fluxgen.runtime import ops
+    from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
+    from fluxgen.runtime.fused import Fused
+    from fluxgen.runtime.groups import Entry, state_of
+    from fluxgen.runtime.workspace import half_bytes, stage_bytes, workspace_bytes
+
+    if not dist.is_initialized():
+        path = tempfile.mkdtemp(prefix="fluxgen-bench-")
+        dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    state = state_of(group)
+    x, a, w = _tensors(world)
+    problems = [Problem(s, ROWS * world, N, K, world) for s in (AG, RS)]
+    stage, half = stage_bytes(problems[0]), half_bytes(problems[1])
+    spaces = [
+        torch.zeros(workspace_bytes(stage, half), dtype=torch.uint8, device="cuda")
+        for _ in range(world)
+    ]
+    for space in spaces:
+        words = space[: abi.COUNTERS_OFFSET].view(torch.int32)
+        words[abi.READY_OFFSET // 4 :] = 2**30  # every flag there is
+
+    class Workspace:
+        captured = timed_out = False
+        scratch = torch.empty(ROWS * world * K * 2, dtype=torch.uint8, device="cuda")
+
+        def timeout(self) -> CommTimeout:
+            raise AssertionError("nobody is waited for")
+
+    workspace: Any = Workspace()
+    workspace.stage, workspace.half = stage, half
+    workspace.group = abi.Group(
+        world=world, rank=0, stage_bytes=stage, half_bytes=half, timeout_ns=int(5e9)
+    )
+    for peer, space in enumerate(spaces):
+        workspace.group.peers[peer] = space.data_ptr()
+    fused = Fused(x.device, "sm90")
+    fused.adopt(workspace)
+    state.fast.clear()
+    calls = (
+        (problems[0], AG_NK, run, (ops._layout(x), ops._layout(w), None, 0, None, False)),
+        (problems[1], RS_NK, STORE, (ops._layout(a), ops._layout(w), None, 0, "sum", "replicated")),
+    )
+    for problem, kernel, how, key in calls:
+        call = Call(problem.op, problem.m, (N,), K, torch.bfloat16, x.device, world, sizes=(1,))
+        winner = Winner((problem,), kernel, how, "sm90", ("",), "")
+        decision = Decision("fused", "the benchmark's", call.key, Cause.FUSED, winner)
+        state.fast[key] = Entry(decision, fused.run(call, winner))
     torch.cuda.synchronize()
-    return times
+    candidates = {
+        "linear": lambda: torch.nn.functional.linear(a, w),
+        "ag fluxgen": lambda: ops.all_gather_matmul(x, w, group=group),
+        "rs fluxgen": lambda: ops.matmul_reduce_scatter(a, w, group=group),
+    }
+    return _time(candidates, lambda: None)
 
 
 def main() -> None:
-    """Print one line for each world and candidate."""
-    from fluxgen.core.problem import Problem
-    from tests.gpu.ranks import AG_NK, PULL_ROWS, RS_NK, SM_COPY
-
+    """Print one line for each world, transport and candidate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worlds", type=int, nargs="+", default=WORLDS)
+    parser.add_argument("--alone", action="store_true")
     args = parser.parse_args()
-    out = args.out
     found = {}
     for world in args.worlds:
-        for transport, run in (("copy engine, 2 chunks", PULL_ROWS), ("SM copy", SM_COPY)):
-            problems = [Problem(s, ROWS * world, N, K, world) for s in (AG, RS)]
-            records = [record(problems[0], AG_NK, run), record(problems[1], RS_NK, STORE)]
-            pool = Pool(
-                {"all": list(range(world))}, world, Environment(database(records)), on_the_gpu
-            )
-            try:
-                results = pool(_measure)
-            finally:
-                pool.close()
+        for transport, run in TRANSPORTS:
+            if args.alone:
+                results = [_alone(world, run)]
+            else:
+                problems = [Problem(s, ROWS * world, N, K, world) for s in (AG, RS)]
+                records = [record(problems[0], AG_NK, run), record(problems[1], RS_NK, STORE)]
+                pool = Pool(
+                    {"all": list(range(world))}, world, Environment(database(records)), on_the_gpu
+                )
+                try:
+                    results = pool(_ranks)
+                finally:
+                    pool.close()
             for key in results[0]:
-                # The slowest rank of each round: all wait for it.
                 worst = [max(r) for r in zip(*(result[key] for result in results), strict=True)]
                 low, middle, high = statistics.quantiles(worst, n=4)
                 found[f"{world} ranks, {transport}: {key}"] = (middle, low, high)
-                print(f"{world} {transport} {key}: {middle:.1f} us ({low:.1f} to {high:.1f})")
-    if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n")
+                print(f"{world} {transport}, {key}: {middle:.1f} us ({low:.1f} to {high:.1f})")
+    if args.out is not None:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,6 @@ class Winner:
     Attributes:
         problems: one for each weight. kernels: its compiled signature, one for each weight.
         kernel, run: the configuration. arch: ``sm90``. artefacts: content keys of the libraries.
-        digest: of the record and the asked key, see ``LookupResult``.
     """
 
     problems: tuple[Problem, ...]
@@ -142,7 +141,6 @@ class Winner:
     run: RunConfig
     arch: str
     artefacts: tuple[str, ...]
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -350,5 +348,5 @@ def _winner(
             reason = f"{found.text}, which cannot be loaded: {error}"
             return Cause.NOT_BUILT, reason, None
         problems.append(problem)
-    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts), found.digest)
+    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts))
     return Cause.FUSED, found.text, winner

@@ -163,7 +163,6 @@ class GroupState:
             choice |= {
                 "kernel": winner.kernel.name,
                 "run": str(winner.run.to_dict()),
-                "record": f"{winner.digest} ({decision.reason})",
                 "artefacts": ",".join(winner.artefacts),
             }
         name = "all_gather" if gathers else "reduce_scatter"

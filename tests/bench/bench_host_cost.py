@@ -154,7 +154,7 @@ def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
     )
     for problem, kernel, how, key in calls:
         call = Call(problem.op, problem.m, (N,), K, torch.bfloat16, x.device, world, sizes=(1,))
-        winner = Winner((problem,), kernel, how, "sm90", ("",), "")
+        winner = Winner((problem,), kernel, how, "sm90", ("",))
         decision = Decision("fused", "the benchmark's", call.key, Cause.FUSED, winner)
         state.fast[key] = Entry(decision, fused.run(call, winner))
     torch.cuda.synchronize()

@@ -299,6 +299,8 @@ def _foreign(groups, rank, difference):
             return made
         if difference == "missing":
             return made.unfused(Cause.NO_RECORD, "nothing is tuned")
+        if difference == "file":  # the same configuration, from another database
+            return change(made, reason="exact: predicted record from elsewhere.sqlite3")
         other = change(made.winner.kernel, tile_n=128)
         return change(made, winner=change(made.winner, kernel=other))
 
@@ -309,6 +311,11 @@ def _foreign(groups, rank, difference):
         same(y, torch.cat([x[:4]] * 3) @ w.T)
     reset(group)
     return found
+
+
+def test_the_same_choice_from_another_database_is_no_difference(ranks):
+    for found in ranks(_foreign, "file")[:3]:
+        assert found == [("nothing", "")] * 2
 
 
 @pytest.mark.parametrize("difference", ["kernel", "missing"])

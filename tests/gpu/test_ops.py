@@ -67,7 +67,9 @@ def _forward(groups, rank, name):
         return None
     with strict(), explain() as seen:
         for i, (rows, n, k) in enumerate(SIZES):
-            both(group, rows, n, k, 1000 * i, bias=i % 2 == 0, avg=i % 3 == 0)
+            # 1 / W is exact for powers of two only, and the kernel fuses the addition of the bias.
+            avg = i % 3 == 0 and group.size() in (2, 4, 8)
+            both(group, rows, n, k, 1000 * i, bias=i % 2 == 0, avg=avg)
     assert {d.cause for d in seen.decisions} == {Cause.FUSED}, str(seen)
     return state_of(group).fused.workspace.group.world
 

@@ -180,6 +180,13 @@ class _Run:
         run = replace(winner.run, panel=min(winner.run.panel, panel_limit(problem, winner.kernel)))
         return kernel.launcher, gemm_args(group, problem, winner.kernel, run)
 
+    def readable(self, x: torch.Tensor, w: torch.Tensor) -> tuple[int, int] | None:
+        """Row strides of a plain x and a weight if TMA can read such, at any aligned address."""
+        kn = self.first.signature.b_layout == "kn"
+        if not self.plain or not _has_rows(x) or not _has_rows(w.t() if kn else w):
+            return None
+        return _stride(x), row_stride(w)
+
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """x as the (rows, K) that the ranks cut along rows, readable by TMA."""
         if not self.plain:
@@ -241,43 +248,60 @@ class GatherRun(_Run):
         Raises:
             CommTimeout: an earlier call of this group did not complete.
         """
-        workspace = self._current()
         rows = self._rows(x)
-        stream, capturing = self.fused.enter()
-        m, k = self.first.m, self.first.k
-        gathered = None
-        if return_gathered or capturing:
-            gathered = rows.new_empty((m, k))
-            address = gathered.data_ptr()
-            self._call.pull_graph = None
-        else:
-            address = workspace.scratch.data_ptr()
-            self._call.pull_graph = self._pull_graph(address)
-        begin = self._begin
-        begin.x, begin.gathered = rows.data_ptr(), address
-        begin.row_stride_bytes = _stride(rows) * _ITEM
-        if self._pull is not None:
-            self._pull.gathered = address
-        outs, kept = [], []
-        for args, problem, weight in zip(self._args, self.winner.problems, weights, strict=True):
-            w = _weight(weight, problem.signature.b_layout)
-            out = rows.new_empty((m, args.n))
-            args.a, args.b, args.d = address, w.data_ptr(), out.data_ptr()
-            args.b_row_stride = row_stride(w)
-            kept.append(w)  # a copy must outlive the launch
-            outs.append(out)
-        self.fused.support.gather(self._call_at, stream)
-        for out, bias in zip(outs, biases, strict=True):
-            if bias is not None:
-                out.add_(bias)
-        if return_gathered:
-            assert gathered is not None
-            outs.append(gathered)
+        ready = [
+            _weight(weight, problem.signature.b_layout)
+            for weight, problem in zip(weights, self.winner.problems, strict=True)
+        ]  # kept until the launch: some may be copies
+        at = [(w.data_ptr(), row_stride(w)) for w in ready]
+        outs = self.queue(rows, rows.data_ptr(), _stride(rows), at, biases, return_gathered)
         if self.plain:
             return outs
         lead = list(x.movedim(self.cut, 0).shape[:-1])
         lead[0] *= self.first.tp
         return [self._shaped(out, tuple(lead)) for out in outs]
+
+    def queue(
+        self,
+        rows: torch.Tensor,
+        x: int,
+        x_stride: int,
+        weights: Sequence[tuple[int, int]],
+        biases: Sequence[torch.Tensor | None],
+        return_gathered: bool,
+    ) -> list[torch.Tensor]:
+        """As a call, of operands that TMA can read: their addresses and row strides.
+
+        Args:
+            rows: any tensor of x's type and device. x, weights: of (m/tp, k) and each (n_i, k).
+        """
+        workspace = self._current()
+        fused, call, begin = self.fused, self._call, self._begin
+        stream, capturing = fused.enter()
+        m = self.first.m
+        gathered = None
+        if return_gathered or capturing:
+            gathered = rows.new_empty((m, self.first.k))
+            address = gathered.data_ptr()
+            call.pull_graph = None
+        else:
+            address = workspace.scratch_at
+            call.pull_graph = self._pull_graph(address)
+        begin.x, begin.gathered, begin.row_stride_bytes = x, address, x_stride * _ITEM
+        if self._pull is not None:
+            self._pull.gathered = address
+        outs = []
+        for args, (w, w_stride) in zip(self._args, weights, strict=True):
+            out = rows.new_empty((m, args.n))
+            args.a, args.b, args.b_row_stride, args.d = address, w, w_stride, out.data_ptr()
+            outs.append(out)
+        fused.support.gather(self._call_at, stream)
+        for out, bias in zip(outs, biases, strict=True):
+            if bias is not None:
+                out.add_(bias)
+        if gathered is not None and return_gathered:
+            outs.append(gathered)
+        return outs
 
     def _pull_graph(self, address: int) -> int | None:
         if self._pull is None:
@@ -317,23 +341,42 @@ class ScatterRun(_Run):
         Raises:
             CommTimeout: an earlier call of this group did not complete.
         """
-        self._current()
         rows, weight = self._rows(x), _weight(w, self.first.signature.b_layout)
-        if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):
-            bias = bias.clone(memory_format=torch.contiguous_format)
-        stream, _ = self.fused.enter()
-        args, reduce = self._args, self._reduce
-        out = rows.new_empty((self.first.m_local, self.first.n))
-        args.a, args.a_row_stride = rows.data_ptr(), _stride(rows)
-        args.b, args.b_row_stride = weight.data_ptr(), row_stride(weight)
-        reduce.d, reduce.scale = out.data_ptr(), scale
-        reduce.bias = None if bias is None else bias.data_ptr()
-        self.fused.support.scatter(self._call_at, stream)
+        out = self.queue(
+            rows, rows.data_ptr(), _stride(rows), weight.data_ptr(), row_stride(weight), bias, scale
+        )
         if self.plain:
             return out
         lead = list(x.movedim(self.cut, 0).shape[:-1])
         lead[0] //= self.first.tp
         return self._shaped(out, tuple(lead))
+
+    def queue(
+        self,
+        rows: torch.Tensor,
+        x: int,
+        x_stride: int,
+        w: int,
+        w_stride: int,
+        bias: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        """As a call, of operands that TMA can read: their addresses and row strides.
+
+        Args:
+            rows: any tensor of x's type and device. x, w: of (m, k) and (n, k).
+        """
+        self._current()
+        if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):
+            bias = bias.clone(memory_format=torch.contiguous_format)
+        stream, _ = self.fused.enter()
+        args, reduce = self._args, self._reduce
+        out: torch.Tensor = rows.new_empty((reduce.rows, reduce.n))
+        args.a, args.a_row_stride, args.b, args.b_row_stride = x, x_stride, w, w_stride
+        reduce.d, reduce.scale = out.data_ptr(), scale
+        reduce.bias = None if bias is None else bias.data_ptr()
+        self.fused.support.scatter(self._call_at, stream)
+        return out
 
 
 def _needs(winner: Winner) -> tuple[int, int, int]:
@@ -353,17 +396,19 @@ def _stride(x: torch.Tensor) -> int:
     return int(x.stride(0) if x.shape[0] > 1 else x.shape[1])
 
 
+def _has_rows(t: torch.Tensor) -> bool:
+    """Whether strides are those of contiguous rows at multiples of 16 bytes."""
+    rows, columns = t.stride()
+    aligned_rows = rows % _ALIGN == 0 and rows >= t.shape[1]
+    return bool(columns == 1 and (aligned_rows or t.shape[0] == 1))
+
+
 def _as_tma(name: str, t: torch.Tensor) -> torch.Tensor:
     """``t``, or a copy of it if TMA cannot read its rows where they lie.
 
     The address and the strides are this call's and this rank's own: they must not change the path.
     """
-    rows, columns = t.stride()
-    if (
-        columns == 1
-        and ((rows % _ALIGN == 0 and rows >= t.shape[1]) or t.shape[0] == 1)
-        and t.data_ptr() % 16 == 0
-    ):
+    if _has_rows(t) and t.data_ptr() % 16 == 0:
         return t
     warn_once(
         f"{name} is copied",

@@ -41,10 +41,13 @@ class Entry:
 
     Attributes:
         decision: what they agreed on. run: its launches, None on the unfused path.
+        strides: row strides of x and the one weight, where all such operands at aligned addresses
+            can be read as they lie: what the ops' fast path goes by.
     """
 
     decision: Decision
     run: Any = None
+    strides: tuple[int, int] | None = None
 
 
 class GroupState:
@@ -92,12 +95,16 @@ class GroupState:
 
     def launch(self, entry: Entry, x: torch.Tensor, *rest: Any) -> Any:
         """Run a fused entry on x's GPU; what it returns, see ``fused``."""
+        return self.on_gpu(entry, x.get_device(), entry.run, x, *rest)
+
+    def on_gpu(self, entry: Entry, device: int, queue: Callable[..., Any], *rest: Any) -> Any:
+        """``queue(*rest)``, which queues a call of ``entry``, alone on that GPU."""
         dispatch.note(entry.decision)
-        if torch.cuda.current_device() == x.get_device():
+        if torch.cuda.current_device() == device:
             with entry.run.fused.queue.lock:
-                return entry.run(x, *rest)
-        with torch.cuda.device(x.device), entry.run.fused.queue.lock:
-            return entry.run(x, *rest)
+                return queue(*rest)
+        with torch.cuda.device(device), entry.run.fused.queue.lock:
+            return queue(*rest)
 
     def _new_entry(self, key: Hashable, call: Call) -> Entry:
         decision = dispatch.decide(call)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -85,11 +86,20 @@ def all_gather_matmul(
     """
     state = _fast_state(group)
     key = None
-    if state is not None and type(w) in _PLAIN and _is_plain_call(x, w, bias):
+    if state is not None and isinstance(w, torch.Tensor) and _is_plain_call(x, w, bias):
         key = (_layout(x), _layout(w), _layout(bias), gather_dim, gather_size, return_gathered)
         entry = state.fast.get(key)
         if entry is not None:
-            outs = state.launch(entry, x, (w,), (bias,), return_gathered)
+            x_at, w_at = x.data_ptr(), w.data_ptr()
+            if entry.strides is None or (x_at | w_at) & 15:
+                outs = state.launch(entry, x, (w,), (bias,), return_gathered)
+            else:
+                x_stride, w_stride = entry.strides
+                at = ((w_at, w_stride),)
+                outs = state.on_gpu(
+                    entry, x.get_device(), entry.run.queue,
+                    x, x_at, x_stride, at, (bias,), return_gathered,
+                )  # fmt: skip
             return (outs[0], outs[1]) if return_gathered else outs[0]
     single = isinstance(w, torch.Tensor)
     weights: list[Any] = [w] if single else _listed("w", w)
@@ -127,7 +137,13 @@ def all_gather_matmul(
         return_gathered or keep,
     )
     if key is not None:
-        _remember(group, key, (Op.AG_GEMM, *_gather_key(x, weights, dim, size, return_gathered)))
+        _remember(
+            group,
+            key,
+            x,
+            weights[0],
+            (Op.AG_GEMM, *_gather_key(x, weights, dim, size, return_gathered)),
+        )
     y = outs[0] if single else list(outs[: len(weights)])
     return (y, outs[-1]) if return_gathered else y
 
@@ -171,7 +187,14 @@ def matmul_reduce_scatter(
         entry = state.fast.get(key)
         if entry is not None:
             scale = 1.0 / state.world if reduce_op == "avg" else 1.0
-            return state.launch(entry, x, w, bias, scale)
+            x_at, w_at = x.data_ptr(), w.data_ptr()
+            if entry.strides is None or (x_at | w_at) & 15:
+                return state.launch(entry, x, w, bias, scale)
+            x_stride, w_stride = entry.strides
+            return state.on_gpu(
+                entry, x.get_device(), entry.run.queue,
+                x, x_at, x_stride, w_at, w_stride, bias, scale,
+            )  # fmt: skip
     name, tp = group_of(group)
     _check_x(x)
     dim = _check_dim("scatter_dim", scatter_dim, x)
@@ -190,7 +213,9 @@ def matmul_reduce_scatter(
         x, w, bias, name, tp, dim, part, reduce_op, bias_mode
     )
     if key is not None:
-        _remember(group, key, (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode)))
+        _remember(
+            group, key, x, w, (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode))
+        )
     return out
 
 
@@ -274,14 +299,16 @@ def _layout(t: torch.Tensor | None) -> Any:
     return None if t is None else (t.shape, t.stride(), t.dtype, t.get_device())
 
 
-def _remember(group: Any, key: Hashable, slow_key: Hashable) -> None:
+def _remember(
+    group: Any, key: Hashable, x: torch.Tensor, w: torch.Tensor, slow_key: Hashable
+) -> None:
     """Let the next such call go straight to its launches, if it has any."""
     state = _fast_state(group)
     entry = None if state is None else state.find(slow_key)
     if state is not None and entry is not None and entry.run is not None:
         if len(state.fast) >= MAX_ENTRIES:
             state.fast.clear()
-        state.fast[key] = entry
+        state.fast[key] = replace(entry, strides=entry.run.readable(x, w))
 
 
 def _gather_key(

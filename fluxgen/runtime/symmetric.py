@@ -60,7 +60,8 @@ class SymmetricWorkspace:
             the peers and on the device.
 
     Attributes:
-        stage, half: bytes. scratch: the local buffer. group: the C view, for argument structs.
+        stage, half: bytes. scratch, scratch_at: the local buffer and its address.
+        group: the C view, for argument structs.
         captured: whether a CUDA graph holds its addresses.
 
     Raises:
@@ -71,6 +72,7 @@ class SymmetricWorkspace:
         self, group: dist.ProcessGroup, local: LocalPart, prefix: str, timeout_s: float
     ) -> None:
         self.stage, self.half, self.scratch = local.stage, local.half, local.scratch
+        self.scratch_at = int(local.scratch.data_ptr())
         self.captured = False
         self._memory = local.memory
         self._handle: Any = _rendezvous(local.memory, group, prefix, timeout_s)

@@ -134,6 +134,7 @@ def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
     class Workspace:
         captured = timed_out = False
         scratch = torch.empty(ROWS * world * K * 2, dtype=torch.uint8, device="cuda")
+        scratch_at = scratch.data_ptr()
 
         def timeout(self) -> CommTimeout:
             raise AssertionError("nobody is waited for")
@@ -156,7 +157,7 @@ def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
         call = Call(problem.op, problem.m, (N,), K, torch.bfloat16, x.device, world, sizes=(1,))
         winner = Winner((problem,), kernel, how, "sm90", ("",))
         decision = Decision("fused", "the benchmark's", call.key, Cause.FUSED, winner)
-        state.fast[key] = Entry(decision, fused.run(call, winner))
+        state.fast[key] = Entry(decision, fused.run(call, winner), (K, K))
     torch.cuda.synchronize()
     candidates = {
         "linear": lambda: torch.nn.functional.linear(a, w),

@@ -121,6 +121,7 @@ class Workspace:
 
     def __init__(self, group: dist.ProcessGroup, local: Local, prefix: str, timeout_s: float):
         self.stage, self.half, self.scratch = local.stage, local.half, local.scratch
+        self.scratch_at = local.scratch.data_ptr()
         self.captured, self.timed_out, self.prefix = False, False, prefix
         self.group = abi.Group(
             world=group.size(),

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fluxgen.runtime.fallback import split_sizes
+from fluxgen.runtime.fallback import equal_parts
 
 __all__ = ["register"]
 
@@ -122,13 +122,8 @@ def _reduce_scatter(grad: Any, group: str, tp: int, dim: int, part: int) -> Any:
     """
     if tp == 1:
         return grad
-    rows = grad.movedim(dim, 0).contiguous()
+    rows = equal_parts(grad.movedim(dim, 0), tp).contiguous()
     if rows.numel() == 0:
         return grad.new_zeros(grad.movedim(dim, 0)[:part].movedim(0, dim).shape)
-    if rows.shape[0] % tp:
-        sizes = split_sizes(rows.shape[0], tp)
-        missing = [rows.new_zeros((sizes[0] - size, *rows.shape[1:])) for size in sizes]
-        parts = zip(rows.split(sizes), missing, strict=True)
-        rows = torch.cat([piece for pair in parts for piece in pair])
     out = torch.ops._c10d_functional.reduce_scatter_tensor(rows, "sum", tp, group)
     return torch.ops._c10d_functional.wait_tensor(out)[:part].movedim(0, dim)

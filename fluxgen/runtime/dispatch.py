@@ -132,8 +132,8 @@ class Winner:
     """What a fused call runs.
 
     Attributes:
-        problems: one for each weight. kernels: its compiled signature, one for each weight.
-        kernel, run: the configuration. arch: ``sm90``. artefacts: content keys of the libraries.
+        problems: one for each weight. kernel, run: the configuration. arch: ``sm90``.
+        artefacts: content keys of the libraries.
     """
 
     problems: tuple[Problem, ...]

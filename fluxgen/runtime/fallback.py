@@ -20,7 +20,14 @@ import torch.distributed as dist
 
 from fluxgen.runtime.dispatch import warn_once
 
-__all__ = ["all_gather", "all_gather_matmul", "matmul_reduce_scatter", "reduce_scatter"]
+__all__ = [
+    "all_gather",
+    "all_gather_matmul",
+    "equal_parts",
+    "matmul_reduce_scatter",
+    "reduce_scatter",
+    "split_sizes",
+]
 
 # Torch 2.13 renamed both and warns of the old names.
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -86,14 +93,13 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int, size: int) -
     if not rows.is_contiguous():
         warn_once("strides", f"x: strides {x.stride()} of shape {tuple(x.shape)}, copied first")
         rows = rows.contiguous()
-    uneven = size % world != 0
-    if uneven:  # collectives carry equal parts
-        rows = _padded(rows, -(-size // world))
+    sizes = split_sizes(size, world)
+    rows = _padded(rows, sizes[0])  # collectives carry equal parts
     out = rows.new_empty((world * rows.shape[0], *rows.shape[1:]))
     if out.numel():
         _gather_into(out, rows, group=group)
-    if uneven:
-        parts = zip(out.chunk(world), split_sizes(size, world), strict=True)
+    if size % world:
+        parts = zip(out.chunk(world), sizes, strict=True)
         out = torch.cat([part[:length] for part, length in parts])
     return out.movedim(0, dim)
 
@@ -106,16 +112,22 @@ def reduce_scatter(
     if world == 1:
         return x
     rows = x.movedim(dim, 0)
-    sizes = split_sizes(rows.shape[0], world)
-    if rows.shape[0] % world:
-        rows = torch.cat([_padded(part, sizes[0]) for part in rows.split(sizes)])
-    rows = rows.contiguous()
+    part = split_sizes(rows.shape[0], world)[group.rank()]
+    rows = equal_parts(rows, world).contiguous()
     out = rows.new_empty((rows.shape[0] // world, *rows.shape[1:]))
     if out.numel():
         _reduce_into(out, rows, group=group)
         if reduce_op == "avg":
             out.div_(world)
-    return out[: sizes[group.rank()]].movedim(0, dim)
+    return out[:part].movedim(0, dim)
+
+
+def equal_parts(rows: torch.Tensor, world: int) -> torch.Tensor:
+    """``rows`` with each rank's part padded to the longest one, for a collective to cut."""
+    if rows.shape[0] % world == 0:
+        return rows
+    sizes = split_sizes(rows.shape[0], world)
+    return torch.cat([_padded(part, sizes[0]) for part in rows.split(sizes)])
 
 
 def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 
 from fluxgen.codegen.space import panel_limit
 from fluxgen.core.config import Transport
-from fluxgen.core.errors import CaptureError, CommTimeout
+from fluxgen.core.errors import CommTimeout
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi, kernels
 from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
@@ -163,8 +163,6 @@ class _Run:
         workspace = self.fused.workspace
         assert workspace is not None
         if workspace is not self._workspace:
-            if self.fused.needs_workspace(self.winner):
-                raise CaptureError(f"{self.first.key}: no workspace for this call")
             self._build(workspace.group)
             self._workspace = workspace
         return workspace
@@ -193,11 +191,12 @@ class _Run:
             x = x.movedim(self.cut, 0).reshape(-1, x.shape[-1])
         return _as_tma("x", x)
 
-    def _shaped(self, out: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
+    def _shaped(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(rows, N) with the dims that x has, contiguous."""
         if self.plain:
             return out
-        return out.view(*lead, out.shape[-1]).movedim(0, self.cut).contiguous()
+        other = x.movedim(self.cut, 0).shape[1:-1]
+        return out.view(-1, *other, out.shape[-1]).movedim(0, self.cut).contiguous()
 
 
 class GatherRun(_Run):
@@ -230,8 +229,7 @@ class GatherRun(_Run):
             joined=self.fused.joined,
         )
         self._call_at = ct.addressof(self._call)
-        self._graph: PullGraph | None = None
-        self._graph_at = 0
+        self._graph: PullGraph | None = None  # into the workspace's scratch
 
     def __call__(
         self,
@@ -255,11 +253,7 @@ class GatherRun(_Run):
         ]  # kept until the launch: some may be copies
         at = [(w.data_ptr(), row_stride(w)) for w in ready]
         outs = self.queue(rows, rows.data_ptr(), _stride(rows), at, biases, return_gathered)
-        if self.plain:
-            return outs
-        lead = list(x.movedim(self.cut, 0).shape[:-1])
-        lead[0] *= self.first.tp
-        return [self._shaped(out, tuple(lead)) for out in outs]
+        return [self._shaped(out, x) for out in outs]
 
     def queue(
         self,
@@ -283,13 +277,14 @@ class GatherRun(_Run):
         if return_gathered or capturing:
             gathered = rows.new_empty((m, self.first.k))
             address = gathered.data_ptr()
-            call.pull_graph = None
         else:
             address = workspace.scratch_at
-            call.pull_graph = self._pull_graph(address)
         begin.x, begin.gathered, begin.row_stride_bytes = x, address, x_stride * _ITEM
         if self._pull is not None:
             self._pull.gathered = address
+            if gathered is None and self._graph is None:
+                self._graph = fused.support.pull_graph(self._pull, fused.copy)
+            call.pull_graph = self._graph.handle if gathered is None and self._graph else None
         outs = []
         for args, (w, w_stride) in zip(self._args, weights, strict=True):
             out = rows.new_empty((m, args.n))
@@ -302,15 +297,6 @@ class GatherRun(_Run):
         if gathered is not None and return_gathered:
             outs.append(gathered)
         return outs
-
-    def _pull_graph(self, address: int) -> int | None:
-        if self._pull is None:
-            return None
-        if self._graph is None or self._graph_at != address:
-            self._pull.gathered = address
-            self._graph = self.fused.support.pull_graph(self._pull, self.fused.copy)
-            self._graph_at = address
-        return self._graph.handle
 
 
 class ScatterRun(_Run):
@@ -345,11 +331,7 @@ class ScatterRun(_Run):
         out = self.queue(
             rows, rows.data_ptr(), _stride(rows), weight.data_ptr(), row_stride(weight), bias, scale
         )
-        if self.plain:
-            return out
-        lead = list(x.movedim(self.cut, 0).shape[:-1])
-        lead[0] //= self.first.tp
-        return self._shaped(out, tuple(lead))
+        return self._shaped(out, x)
 
     def queue(
         self,

@@ -29,7 +29,14 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import UnsupportedError, UsageError
-from fluxgen.runtime.ops import Group, all_gather_matmul, group_of, matmul_reduce_scatter
+from fluxgen.runtime.ops import (
+    DTYPES,
+    REDUCE_OPS,
+    Group,
+    all_gather_matmul,
+    group_of,
+    matmul_reduce_scatter,
+)
 
 __all__ = ["Matches", "install", "matches", "uninstall"]
 
@@ -50,8 +57,6 @@ _SCHEMAS = {
     ),
 }
 _KEYS = ("CPU", "CUDA")
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_REDUCE_OPS = ("sum", "avg")
 _PASS = "micro_pipeline_tp_pass"  # noqa: S105
 _FLAG = "_micro_pipeline_tp"
 
@@ -201,7 +206,7 @@ def _scatter_kernel(
     A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> Any:
     dim = _check_dim("scatter_dim", scatter_dim, A, lowest=-A.dim())
-    known = reduce_op in _REDUCE_OPS
+    known = reduce_op in REDUCE_OPS
     other = _not_ours(A, dim) or ("" if known else f"reduce_op {reduce_op!r}")
     if other:
         _say_once(f"{_SCATTER}: torch's own runs for {other}")
@@ -225,7 +230,7 @@ def _not_ours(A: torch.Tensor, dim: int) -> str:
     """What our ops do not take, in words; empty if they do."""
     if dim == A.dim() - 1:
         return "the last dim"
-    return "" if A.dtype in _DTYPES else str(A.dtype)
+    return "" if A.dtype in DTYPES else str(A.dtype)
 
 
 def _torchs(name: str, fallback: bool) -> Any:

@@ -179,17 +179,11 @@ class SupportKernels(_Library):
 
     def gather(self, call: int, stream: int) -> None:
         """Queue a whole ag_gemm; ``call`` is the address of a ``fluxgen_gather_call``."""
-        message = _message()
-        status = self._gather(call, stream, message, _MESSAGE_BYTES)
-        if status:
-            raise KernelError(message.value.decode("utf-8", "replace"), status)
+        self._call(self._gather, call, stream)
 
     def scatter(self, call: int, stream: int) -> None:
         """Queue a whole gemm_rs; ``call`` is the address of a ``fluxgen_scatter_call``."""
-        message = _message()
-        status = self._scatter(call, stream, message, _MESSAGE_BYTES)
-        if status:
-            raise KernelError(message.value.decode("utf-8", "replace"), status)
+        self._call(self._scatter, call, stream)
 
 
 class PullGraph:

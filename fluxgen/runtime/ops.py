@@ -42,8 +42,9 @@ __all__ = [
 Group: TypeAlias = "dist.ProcessGroup | str"
 """A process group, or its ``group_name``."""
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_REDUCE_OPS = ("sum", "avg")
+# What the ops take, whatever path runs.
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+REDUCE_OPS = ("sum", "avg")
 _BIAS_MODES = ("replicated", "partial")
 
 
@@ -85,11 +86,11 @@ def all_gather_matmul(
         CommTimeout: an earlier call of this group waited for a rank past its deadline.
     """
     state = _fast_state(group)
-    key = None
+    key = entry = None
     if state is not None and isinstance(w, torch.Tensor) and _is_plain_call(x, w, bias):
         key = (_layout(x), _layout(w), _layout(bias), gather_dim, gather_size, return_gathered)
         entry = state.fast.get(key)
-        if entry is not None:
+        if entry is not None and entry.run is not None:
             x_at, w_at = x.data_ptr(), w.data_ptr()
             if entry.strides is None or (x_at | w_at) & 15:
                 outs = state.launch(entry, x, (w,), (bias,), return_gathered)
@@ -136,7 +137,7 @@ def all_gather_matmul(
         size,
         return_gathered or keep,
     )
-    if key is not None:
+    if key is not None and entry is None:
         _remember(
             group,
             key,
@@ -181,11 +182,11 @@ def matmul_reduce_scatter(
         UnsupportedError, CaptureError, CommTimeout: as :func:`all_gather_matmul`.
     """
     state = _fast_state(group)
-    key = None
-    if state is not None and type(w) in _PLAIN and _is_plain_call(x, w, bias):
+    key = entry = None
+    if state is not None and _is_plain_call(x, w, bias):
         key = (_layout(x), _layout(w), _layout(bias), scatter_dim, reduce_op, bias_mode)
         entry = state.fast.get(key)
-        if entry is not None:
+        if entry is not None and entry.run is not None:
             scale = 1.0 / state.world if reduce_op == "avg" else 1.0
             x_at, w_at = x.data_ptr(), w.data_ptr()
             if entry.strides is None or (x_at | w_at) & 15:
@@ -200,8 +201,8 @@ def matmul_reduce_scatter(
     dim = _check_dim("scatter_dim", scatter_dim, x)
     _check_weight("w", w, x)
     _check_bias("bias", bias, w)
-    if reduce_op not in _REDUCE_OPS:
-        raise UsageError(f"reduce_op: expected one of {_REDUCE_OPS}; found {reduce_op!r}")
+    if reduce_op not in REDUCE_OPS:
+        raise UsageError(f"reduce_op: expected one of {REDUCE_OPS}; found {reduce_op!r}")
     if bias_mode not in _BIAS_MODES:
         raise UsageError(f"bias_mode: expected one of {_BIAS_MODES}; found {bias_mode!r}")
     _check_tangents(x, w, bias)
@@ -212,7 +213,7 @@ def matmul_reduce_scatter(
     out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
         x, w, bias, name, tp, dim, part, reduce_op, bias_mode
     )
-    if key is not None:
+    if key is not None and entry is None:
         _remember(
             group, key, x, w, (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode))
         )
@@ -268,8 +269,8 @@ def _fast_state(group: Any) -> GroupState | None:
         return None
     if type(group) is str:
         try:
-            group = dist.distributed_c10d._resolve_process_group(group)
-        except (RuntimeError, ValueError, LookupError):
+            group = _resolve(group)
+        except UsageError:
             return None  # the checks of the slow path say what is wrong
     return known_state(group)
 
@@ -302,13 +303,14 @@ def _layout(t: torch.Tensor | None) -> Any:
 def _remember(
     group: Any, key: Hashable, x: torch.Tensor, w: torch.Tensor, slow_key: Hashable
 ) -> None:
-    """Let the next such call go straight to its launches, if it has any."""
+    """Let the next such call find its entry, and go straight to its launches if it has any."""
     state = _fast_state(group)
     entry = None if state is None else state.find(slow_key)
-    if state is not None and entry is not None and entry.run is not None:
+    if state is not None and entry is not None:
         if len(state.fast) >= MAX_ENTRIES:
             state.fast.clear()
-        state.fast[key] = replace(entry, strides=entry.run.readable(x, w))
+        strides = None if entry.run is None else entry.run.readable(x, w)
+        state.fast[key] = replace(entry, strides=strides)
 
 
 def _gather_key(
@@ -323,8 +325,13 @@ def _scatter_key(
     x: torch.Tensor, w: torch.Tensor, bias: Any, dim: int, reduce_op: str, bias_mode: str
 ) -> tuple[Any, ...]:
     """As :func:`_gather_key`."""
-    kind = bias_mode if bias_mode == "partial" or bias is not None else "none"
+    kind = _bias_kind(bias, bias_mode)
     return (x.shape, w.shape, w.stride(), dim, x.dtype, x.device, kind, reduce_op)
+
+
+def _bias_kind(bias: torch.Tensor | None, bias_mode: str) -> str:
+    """The bias as all ranks have it: a partial one may be some ranks' only."""
+    return bias_mode if bias_mode == "partial" or bias is not None else "none"
 
 
 def _listed(name: str, given: Any) -> list[Any]:
@@ -352,7 +359,7 @@ def _check_tangents(*tensors: torch.Tensor | None) -> None:
 
 def _check_x(x: torch.Tensor) -> None:
     _check_tensor("x", x)
-    if x.dim() < 2 or x.dtype not in _DTYPES:
+    if x.dim() < 2 or x.dtype not in DTYPES:
         raise UsageError(
             f"x: expected (rows, ..., K) of {_names()}; found {tuple(x.shape)} of {x.dtype}"
         )
@@ -415,7 +422,7 @@ def _check_like(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def _names() -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 
 
 # The custom ops. They trust their arguments: the functions above have checked them, or autograd
@@ -496,12 +503,12 @@ def _scatter_impl(
     process_group = _resolve(group)
     state = state_of(process_group)
     key = (Op.GEMM_RS, *_scatter_key(x, w, bias, scatter_dim, reduce_op, bias_mode))
-    kind = bias_mode if bias_mode == "partial" or bias is not None else "none"
 
     def describe() -> Call:
         return Call(
             Op.GEMM_RS, x.shape[:-1].numel(), (w.shape[0],), w.shape[1], x.dtype, x.device, tp,
-            (layout_of(w),), scatter_dim, tuple(x.shape[:-1]), kind, reduce_op,
+            (layout_of(w),), scatter_dim, tuple(x.shape[:-1]),
+            _bias_kind(bias, bias_mode), reduce_op,
         )  # fmt: skip
 
     entry = state.entry(key, describe)

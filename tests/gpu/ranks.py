@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Provenance, Record
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.db.database import Database
@@ -140,6 +140,3 @@ def scattered(partials: list[Any], rank: int, scale: float = 1.0, bias: Any = No
     if bias is not None:
         total = total + bias.float()
     return total.chunk(len(partials))[rank].to(torch.bfloat16)
-
-
-OPS = {Op.AG_GEMM: "all_gather_matmul", Op.GEMM_RS: "matmul_reduce_scatter"}

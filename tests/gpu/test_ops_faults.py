@@ -15,6 +15,7 @@ from fluxgen.core.config import RunConfig  # noqa: E402
 from fluxgen.core.problem import Problem  # noqa: E402
 from fluxgen.runtime.groups import check_timeouts, reset  # noqa: E402
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter  # noqa: E402
+from tests.dist.numbers import raised  # noqa: E402
 from tests.gpu.ranks import (  # noqa: E402
     AG,
     AG_KN,
@@ -37,14 +38,6 @@ class PerRank:
 
     def __call__(self, rank: int) -> dict[str, str]:
         return self.ranks[rank](rank)
-
-
-def raised(call) -> tuple[str, str]:
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
 
 
 def _foreign(groups, rank):

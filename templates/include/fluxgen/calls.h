@@ -23,7 +23,7 @@ typedef struct fluxgen_gather_call {
   uint32_t struct_size;         // sizeof(fluxgen_gather_call)
   fluxgen_begin_args const* begin;
   fluxgen_pull_args const* pull;     // null: begin pulls by itself
-  void* pull_graph;             // a graph of the pulls (fluxgen_pull_graph), or null
+  void* pull_graph;             // with pull: a graph of the same (fluxgen_pull_graph), or null
   fluxgen_gemm_call const* gemms;
   int64_t count;
   void* copy;                   // the copies' stream

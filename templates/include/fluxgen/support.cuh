@@ -240,8 +240,7 @@ inline int refuse(char* message, int64_t size, char const* text) {
   return FLUXGEN_BAD_ARGUMENT;
 }
 
-inline int finish_launch(char* message, int64_t size, char const* what) {
-  cudaError_t const error = cudaGetLastError();
+inline int cuda_status(cudaError_t error, char const* what, char* message, int64_t size) {
   if (error == cudaSuccess) {
     return FLUXGEN_OK;
   }
@@ -252,10 +251,18 @@ inline int finish_launch(char* message, int64_t size, char const* what) {
 }
 
 template <class Args>
-int check_common(Args const& args, char* message, int64_t size) {
+int check_version(Args const& args, char* message, int64_t size) {
   if (args.abi_version != FLUXGEN_ABI_VERSION || args.struct_size != sizeof(Args)) {
     refuse(message, size, "argument struct does not match this library's version");
     return FLUXGEN_BAD_ABI;
+  }
+  return FLUXGEN_OK;
+}
+
+template <class Args>
+int check_common(Args const& args, char* message, int64_t size) {
+  if (int const status = check_version(args, message, size)) {
+    return status;
   }
   if (args.group.world < 1 || args.group.world > FLUXGEN_MAX_WORLD || args.group.rank < 0 ||
       args.group.rank >= args.group.world) {
@@ -269,11 +276,15 @@ int check_common(Args const& args, char* message, int64_t size) {
   return FLUXGEN_OK;
 }
 
-inline int block_count(int asked, int64_t work) {
-  int device = 0, sms = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  int64_t const most = asked > 0 ? asked : sms * kBlocksPerSm;
+// Blocks for `work`: at most as many as asked for, or, where none are, `per_sm` for each SM.
+inline int block_count(int asked, int per_sm, int64_t work) {
+  int64_t most = asked;
+  if (asked <= 0) {
+    int device = 0, sms = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    most = int64_t(sms) * per_sm;
+  }
   return int(work < 1 ? 1 : (work < most ? work : most));
 }
 
@@ -295,10 +306,9 @@ inline int begin(fluxgen_begin_args const& args, cudaStream_t stream, char* mess
   }
   int64_t const work = (args.rows * (args.row_bytes / 16) + kThreads - 1) / kThreads;
   // With pull, one block an SM at most: all are resident.
-  int const asked = args.pull && args.blocks <= 0 ? block_count(0, 1 << 30) / kBlocksPerSm
-                                                  : args.blocks;
-  begin_kernel<<<block_count(asked, work), kThreads, 0, stream>>>(args);
-  return finish_launch(message, size, "begin");
+  int const blocks = block_count(args.blocks, args.pull ? 1 : kBlocksPerSm, work);
+  begin_kernel<<<blocks, kThreads, 0, stream>>>(args);
+  return cuda_status(cudaGetLastError(), "begin", message, size);
 }
 
 // What the copies need to be right, checked before anything is queued.
@@ -362,16 +372,6 @@ inline cudaError_t queue_pulls(fluxgen_pull_args const& args, int chunks, cudaSt
   return error == cudaSuccess ? launched : error;
 }
 
-inline int cuda_status(cudaError_t error, char const* what, char* message, int64_t size) {
-  if (error == cudaSuccess) {
-    return FLUXGEN_OK;
-  }
-  if (message != nullptr && size > 0) {
-    std::snprintf(message, size_t(size), "%s: %s", what, cudaGetErrorString(error));
-  }
-  return FLUXGEN_CUDA_ERROR;
-}
-
 // Everything queued on `after` from now on waits for everything queued on `before` until now.
 inline int order(cudaStream_t before, cudaStream_t after, cudaEvent_t event, char* message,
                  int64_t size) {
@@ -421,27 +421,27 @@ inline int pull_graph(fluxgen_pull_args const& args, cudaStream_t copy, cudaGrap
 
 inline int gather(fluxgen_gather_call const& call, cudaStream_t stream, char* message,
                   int64_t size) {
-  if (call.abi_version != FLUXGEN_ABI_VERSION || call.struct_size != sizeof(call)) {
-    refuse(message, size, "call struct does not match this library's version");
-    return FLUXGEN_BAD_ABI;
+  if (int const status = check_version(call, message, size)) {
+    return status;
   }
   cudaStream_t const copy = static_cast<cudaStream_t>(call.copy);
+  int chunks = 0;
   if (call.pull != nullptr) {  // before a peer is told anything
-    int chunks = 0;
     if (int const status = check_pull(*call.pull, &chunks, message, size)) {
       return status;
     }
   }
   int status = begin(*call.begin, stream, message, size);
   bool const forks = status == FLUXGEN_OK && call.pull != nullptr;
-  if (status == FLUXGEN_OK && call.pull_graph != nullptr) {
+  if (forks) {
     status = order(stream, copy, static_cast<cudaEvent_t>(call.forked), message, size);
-    if (status == FLUXGEN_OK) {
-      status = cuda_status(cudaGraphLaunch(static_cast<cudaGraphExec_t>(call.pull_graph), copy),
-                           "pull", message, size);
-    }
-  } else if (status == FLUXGEN_OK && call.pull != nullptr) {
-    status = pull(*call.pull, stream, copy, static_cast<cudaEvent_t>(call.forked), message, size);
+  }
+  if (forks && status == FLUXGEN_OK) {
+    cudaError_t const queued =
+        call.pull_graph != nullptr
+            ? cudaGraphLaunch(static_cast<cudaGraphExec_t>(call.pull_graph), copy)
+            : queue_pulls(*call.pull, chunks, copy);
+    status = cuda_status(queued, "pull", message, size);
   }
   for (int64_t i = 0; i < call.count && status == FLUXGEN_OK; ++i) {
     status = call.gemms[i].launch(call.gemms[i].args, stream, message, size);
@@ -477,7 +477,8 @@ inline int reduce(fluxgen_reduce_args const& args, cudaStream_t stream, char* me
   if (args.group.world * args.rows * args.n * 2 > args.group.half_bytes) {
     return refuse(message, size, "the inbox does not fit one half of the workspace");
   }
-  int const blocks = block_count(args.blocks, (args.rows * (args.n / 8) + kThreads - 1) / kThreads);
+  int64_t const work = (args.rows * (args.n / 8) + kThreads - 1) / kThreads;
+  int const blocks = block_count(args.blocks, kBlocksPerSm, work);
   if (args.dtype == 0) {
     reduce_kernel<__nv_bfloat162><<<blocks, kThreads, 0, stream>>>(args);
   } else if (args.dtype == 1) {
@@ -485,14 +486,13 @@ inline int reduce(fluxgen_reduce_args const& args, cudaStream_t stream, char* me
   } else {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
   }
-  return finish_launch(message, size, "reduce");
+  return cuda_status(cudaGetLastError(), "reduce", message, size);
 }
 
 inline int scatter(fluxgen_scatter_call const& call, cudaStream_t stream, char* message,
                    int64_t size) {
-  if (call.abi_version != FLUXGEN_ABI_VERSION || call.struct_size != sizeof(call)) {
-    refuse(message, size, "call struct does not match this library's version");
-    return FLUXGEN_BAD_ABI;
+  if (int const status = check_version(call, message, size)) {
+    return status;
   }
   int const status = call.gemm.launch(call.gemm.args, stream, message, size);
   return status == FLUXGEN_OK ? reduce(*call.reduce, stream, message, size) : status;

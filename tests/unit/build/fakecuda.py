@@ -32,7 +32,7 @@ case "$1" in
     [ ! -e "$root/broken" ]; exit ;;
 --dryrun) echo "#\$ _HERE_=$root/bin"; exit ;;
 esac
-exec {python} -SE "$root/bin/fake.py" "$@"
+exec "{python}" -SE "$root/bin/fake.py" "$@"
 """.replace("{python}", sys.executable)
 
 COMPILE = r'''

@@ -25,6 +25,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from fluxgen.codegen.space import why_illegal
@@ -108,13 +109,26 @@ class Lookup:
 
     lookup = __call__
 
+    def first(self, problems: Sequence[Problem], topology: Topology) -> LookupResult:
+        """The best answer for any of ``problems``: exact, else a near size, else the default.
+
+        For questions that differ in what hardly changes the best choice, nearest first. A miss is
+        logged once, for ``problems[0]``.
+        """
+        answers = [self._slow(problem, topology, tell=False) for problem in problems]
+        for reason in (Reason.EXACT, Reason.BUCKET):
+            for answer in answers:
+                if answer.reason is reason:
+                    return answer
+        return self(problems[0], topology)
+
     def refresh(self) -> None:
         """Forget everything read; the next question reads the files again."""
         with self._lock:
             self._snapshot = _Snapshot()
             self._told.clear()
 
-    def _slow(self, problem: Problem, topology: Topology) -> LookupResult:
+    def _slow(self, problem: Problem, topology: Topology, tell: bool = True) -> LookupResult:
         with self._lock:
             snapshot = self._snapshot
             answer = snapshot.answers.get((problem, topology))
@@ -123,6 +137,10 @@ class Lookup:
                 if len(snapshot.answers) >= self._memo_size:
                     snapshot.answers.clear()
                 snapshot.answers[problem, topology] = answer
+            if not tell:
+                return answer
+            if answer.reason is Reason.DEFAULT and problem.m and problem.k:
+                self._tell(problem, topology, answer)
             if len(snapshot.memo) >= self._memo_size:
                 # Another thread may be inside the old dict's get; it keeps that dict alive.
                 snapshot.memo = {}
@@ -146,11 +164,12 @@ class Lookup:
                 if reason is None:
                     return found(key, problem, record, source)
                 rejected = rejected or f"; the record for m={tuned} does not fit: {reason}"
-        answer = default(key, miss(key, family, rejected))
-        told = (topology.key, family_key)
+        return default(key, miss(key, family, rejected))
+
+    def _tell(self, problem: Problem, topology: Topology, answer: LookupResult) -> None:
+        told = (topology.key, (problem.signature, problem.n, problem.k, problem.tp))
         _log.log(logging.DEBUG if told in self._told else logging.WARNING, "%s", answer.text)
         self._told.add(told)
-        return answer
 
     def _load(self, snapshot: _Snapshot, topology: str) -> None:
         found: list[tuple[Record, str]] = []

@@ -307,22 +307,20 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
 
 
 def _look_up(call: Call, dtype: DType, topology: Topology) -> LookupResult:
-    """The record of the call's own signature, else of the plain one.
+    """The record of the call's own signature, else of a near one.
 
     The layout of the weight and whether the gathered x is returned hardly change what is best, and
     models are tuned without them.
     """
     plain = Signature.of(call.op, dtype)
-    exact = replace(plain, b_layout=call.layouts[0], return_gathered=call.return_gathered)
-    found = None
-    for signature in dict.fromkeys((exact, plain)):
-        found = default_lookup()(
-            Problem(signature, call.m, sum(call.ns), call.k, call.tp), topology
-        )
-        if found.record is not None:
-            break
-    assert found is not None
-    return found
+    near = [
+        replace(plain, b_layout=layout, return_gathered=gathered)
+        for layout in (call.layouts[0], plain.b_layout)
+        for gathered in (call.return_gathered, False)
+    ]
+    return default_lookup().first(
+        [Problem(s, call.m, sum(call.ns), call.k, call.tp) for s in dict.fromkeys(near)], topology
+    )
 
 
 def _winner(

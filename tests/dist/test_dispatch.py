@@ -6,14 +6,18 @@ import dataclasses
 import logging
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.errors import UnsupportedError
 from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.record import Provenance, Record
 from fluxgen.core.topology import Topology, parse_gpu
-from fluxgen.db.lookup import default_lookup
+from fluxgen.db.database import Database
+from fluxgen.db.lookup import Lookup, default_lookup
 from fluxgen.db.result import found
 from fluxgen.runtime import dispatch
 from fluxgen.runtime.device import Device
@@ -74,13 +78,42 @@ def test_a_record_gives_its_reason(h100, monkeypatch):
         winner.record, kernel=None, run=None, time_us=winner.record.baseline_us
     )
     baseline = found(winner.key, problem, record, "a database")
-    monkeypatch.setattr(dispatch, "default_lookup", lambda: lambda problem, topology: baseline)
+    answers = SimpleNamespace(first=lambda problems, topology: baseline)
+    monkeypatch.setattr(dispatch, "default_lookup", lambda: answers)
     dispatch.decide.cache_clear()
     decision = ask(4096, 3584, 4096)
     assert decision.cause is Cause.BASELINE
     assert decision.reason == f"record says baseline: {baseline.text}"
     with dispatch.strict(), pytest.raises(UnsupportedError, match="record says baseline"):
         ask(4096, 3584, 4096)
+
+
+@pytest.mark.parametrize("tuned", ["nk", "kn"])
+@pytest.mark.parametrize("returned", [True, False])
+def test_records_of_near_signatures_serve(h100, monkeypatch, tmp_path, caplog, tuned, returned):
+    """A backward gathers, returns what it gathered and reads (K, N): a record without that will do."""
+    topology = Topology.of("h100-sxm", "nvlink", 8)
+    gather = Signature.of("ag_gemm")
+    mine = dataclasses.replace(gather, b_layout=tuned, return_gathered=returned)
+    kernel, run = KernelConfig(128, 128, 64, 1, 1, Schedule.PINGPONG), RunConfig()
+    database = Database(tmp_path / "tuning.sqlite3")
+    database.put(Record(Problem(mine, 1024, 1024, 1024, 8), topology.key, kernel, run, 1.0, 2.0,
+                        Provenance.PREDICTED))  # fmt: skip
+    monkeypatch.setattr(dispatch, "default_lookup", lambda: look)
+    asked = {"layouts": ("kn",), "return_gathered": True}
+    look = Lookup(database, None)
+    assert ask(1024, 1024, 1024, **asked).cause is Cause.NOT_BUILT
+    assert "no usable record" not in caplog.text
+    # An exact size of a near signature comes before another size of the call's own.
+    exact = dataclasses.replace(gather, b_layout="kn", return_gathered=True)
+    database.put(Record(Problem(exact, 2048, 1024, 1024, 8), topology.key, None, None, 2.0, 2.0,
+                        Provenance.PREDICTED))  # fmt: skip
+    dispatch.decide.cache_clear()
+    look = Lookup(database, None)
+    assert ask(1024, 1024, 1024, **asked).cause is Cause.NOT_BUILT
+    assert ask(2048, 1024, 1024, **asked).cause is Cause.BASELINE
+    assert ask(512, 512, 512, **asked).cause is Cause.NO_RECORD
+    assert caplog.text.count("no usable record") == 1
 
 
 def test_told_once_and_remembered(h100, caplog, monkeypatch):

@@ -14,6 +14,7 @@ from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
 from fluxgen.core.errors import KernelError, StoreError, ToolchainError, UsageError
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.runtime import abi
+from fluxgen.runtime.arguments import gemm_args, pull_args
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.kernels import fused_kernel
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
@@ -78,6 +79,16 @@ def test_k_chunks_end_where_every_tile_k_does(k, chunks):
     bounds = chunk_bounds(k, chunk_size(problem, KERNEL, run))
     assert bounds[-1][1] == k
     assert all(begin % 128 == 0 for begin, _ in bounds)
+
+
+def test_a_gathering_gemm_waits_longer_than_its_transport():
+    """Or it names the rank behind the late one: its copies come one after the other."""
+    group, run = abi.Group(world=4, timeout_ns=1000), RunConfig(chunks=2)
+    gather = Problem(AG, 512, 512, 512, 4)
+    assert gemm_args(group, gather, KERNEL, run).group.timeout_ns == 1250
+    assert pull_args(group, 0, gather, KERNEL, run).group.timeout_ns == 1000
+    scatter = Problem(RS, 512, 512, 512, 4)
+    assert gemm_args(group, scatter, KERNEL, run).group.timeout_ns == 1000
 
 
 def test_what_is_not_a_library_is_one_clear_error(tmp_path):

@@ -10,7 +10,7 @@ import ctypes as ct
 
 from fluxgen.core.errors import CommTimeout
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_WORLD = 16
 MAX_CHUNKS = 16
 
@@ -159,9 +159,9 @@ class PullArgs(_Struct):
 
 
 class GemmCall(ct.Structure):
-    """``fluxgen_gemm_call``: one library's launcher, for the support library to call."""
+    """``fluxgen_gemm_call``: one library's functions, for the support library to call."""
 
-    _fields_ = [("launch", ct.c_void_p), ("args", ct.c_void_p)]
+    _fields_ = [("launch", ct.c_void_p), ("update", ct.c_void_p), ("args", ct.c_void_p)]
 
 
 class GatherCall(_Struct):
@@ -171,19 +171,19 @@ class GatherCall(_Struct):
         *_VERSION,
         ("begin", ct.c_void_p),
         ("pull", ct.c_void_p),
-        ("pull_graph", ct.c_void_p),
         ("gemms", ct.c_void_p),
         ("count", ct.c_int64),
         ("copy", ct.c_void_p),
         ("forked", ct.c_void_p),
         ("joined", ct.c_void_p),
+        ("graphs", ct.c_void_p),
     ]
 
 
 class ScatterCall(_Struct):
     """``fluxgen_scatter_call``."""
 
-    _fields_ = [*_VERSION, ("gemm", GemmCall), ("reduce", ct.c_void_p)]
+    _fields_ = [*_VERSION, ("gemm", GemmCall), ("reduce", ct.c_void_p), ("graphs", ct.c_void_p)]
 
 
 class KernelInfo(_Struct):

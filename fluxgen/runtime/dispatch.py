@@ -246,7 +246,7 @@ def note(decision: Decision) -> None:
         with _lock:
             for listener in _listeners:
                 listener.decisions.append(decision)
-    if decision.cause is Cause.FUSED:
+    if decision.winner is not None:
         return
     if _strict_depth > 0 and decision.cause.falls_back:
         raise UnsupportedError(

@@ -25,6 +25,7 @@ from fluxgen.runtime import abi, dispatch
 from fluxgen.runtime.agreement import Ledger, Statement
 from fluxgen.runtime.dispatch import Call, Cause, Decision
 from fluxgen.runtime.fused import SHARED_GPU_SMS, Fused
+from fluxgen.runtime.runs import run_of
 from fluxgen.runtime.symmetric import SymmetricWorkspace
 
 __all__ = ["Entry", "GroupState", "check_timeouts", "known_state", "reset", "state_of"]
@@ -40,14 +41,11 @@ class Entry:
     """A call that the ranks agreed on.
 
     Attributes:
-        decision: what they agreed on. run: its launches, None on the unfused path.
-        strides: row strides of x and the one weight, where all such operands at aligned addresses
-            can be read as they lie: what the ops' fast path goes by.
+        decision: what they agreed on. run: its launches (see ``runs``), None on the unfused path.
     """
 
     decision: Decision
     run: Any = None
-    strides: tuple[int, int] | None = None
 
 
 class GroupState:
@@ -59,14 +57,15 @@ class GroupState:
     Attributes:
         lock: held while ranks compare, so that comparisons of two threads do not mix.
         fused: the fused path's resources, None until a call needs them.
-        fast: entries by whatever cheaper key the ops look them up with; see ``ops``.
+        fast: launches, by whatever cheaper key the ops look them up with, None where there are
+            none to go straight to; see ``ops``.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.world = group.size()
         self.lock = threading.RLock()
         self.fused: Fused | None = None
-        self.fast: dict[Hashable, Entry] = {}
+        self.fast: dict[Hashable, Callable[..., Any] | None] = {}
         self.timeout_s = Settings.load().timeout_s
         self._group = weakref.ref(group)
         self._ledger: Ledger | None = None
@@ -92,19 +91,6 @@ class GroupState:
     def find(self, key: Hashable) -> Entry | None:
         """The entry of an agreed call, None if there is none."""
         return self._entries.get(key)
-
-    def launch(self, entry: Entry, x: torch.Tensor, *rest: Any) -> Any:
-        """Run a fused entry on x's GPU; what it returns, see ``fused``."""
-        return self.on_gpu(entry, x.get_device(), entry.run, x, *rest)
-
-    def on_gpu(self, entry: Entry, device: int, queue: Callable[..., Any], *rest: Any) -> Any:
-        """``queue(*rest)``, which queues a call of ``entry``, alone on that GPU."""
-        dispatch.note(entry.decision)
-        if torch.cuda.current_device() == device:
-            with entry.run.fused.queue.lock:
-                return queue(*rest)
-        with torch.cuda.device(device), entry.run.fused.queue.lock:
-            return queue(*rest)
 
     def _new_entry(self, key: Hashable, call: Call) -> Entry:
         decision = dispatch.decide(call)
@@ -137,7 +123,7 @@ class GroupState:
             run = None
             if decision.winner is not None:
                 assert self.fused is not None
-                run = self.fused.run(call, decision.winner)
+                run = run_of(self.fused, call, decision)
             return self._keep(key, Entry(decision, run))
 
     def _keep(self, key: Hashable, entry: Entry) -> Entry:

@@ -18,16 +18,27 @@ from fluxgen.core.problem import Signature
 from fluxgen.runtime import abi
 
 _MESSAGE_BYTES = 512
-_MESSAGE_SIZE = ct.c_int64(_MESSAGE_BYTES)
 _local = threading.local()
 
 
-def _message() -> Any:
-    """This thread's buffer for a library's error text."""
-    buffer = getattr(_local, "buffer", None)
-    if buffer is None:
-        buffer = _local.buffer = ct.create_string_buffer(_MESSAGE_BYTES)
-    return buffer
+class ErrorText:
+    """Room for a library's error text. ``address`` is of its first byte."""
+
+    def __init__(self) -> None:
+        self._buffer = ct.create_string_buffer(_MESSAGE_BYTES)
+        self.address = ct.addressof(self._buffer)
+
+    def error(self, status: int) -> KernelError:
+        """What the library has written, as an error."""
+        return KernelError(self._buffer.value.decode("utf-8", "replace"), status)
+
+
+def _text() -> ErrorText:
+    """This thread's."""
+    found: ErrorText | None = getattr(_local, "text", None)
+    if found is None:
+        found = _local.text = ErrorText()
+    return found
 
 
 class _Library:
@@ -52,10 +63,10 @@ class _Library:
         return symbol
 
     def _call(self, symbol: Any, *args: Any) -> None:
-        message = _message()
-        status = symbol(*args, message, _MESSAGE_SIZE)
+        text = _text()
+        status = symbol(*args, ct.c_void_p(text.address), ct.c_int64(_MESSAGE_BYTES))
         if status:
-            raise KernelError(message.value.decode("utf-8", "replace"), status)
+            raise text.error(status)
 
 
 class FusedKernel(_Library):
@@ -105,18 +116,17 @@ class FusedKernel(_Library):
         if found != expected or kernel.stages not in (0, self.info.stages):
             raise KernelError(f"{path}: holds kernel {found}, expected {expected}")
         self._launch = self._symbol("fluxgen_gemm_launch")
+        self._update = self._symbol("fluxgen_gemm_update")
         self._check = self._symbol("fluxgen_gemm_check")
 
     def check(self, args: abi.GemmArgs) -> None:
         """Raise KernelError if the kernel cannot take ``args``. Needs no GPU."""
         self._call(self._check, ct.byref(args))
 
-    @property
-    def launcher(self) -> int:
-        """Address of the launch function, for ``fluxgen_gemm_call``."""
-        address = ct.cast(self._launch, ct.c_void_p).value
-        assert address is not None
-        return address
+    def call(self, args: abi.GemmArgs) -> abi.GemmCall:
+        """This kernel with ``args``, which the caller keeps alive, for the support library."""
+        launch, update = (ct.cast(f, ct.c_void_p).value for f in (self._launch, self._update))
+        return abi.GemmCall(launch=launch, update=update, args=ct.addressof(args))
 
     def launch(self, args: abi.GemmArgs, stream: int) -> None:
         """Queue the kernel on ``stream`` (a ``cudaStream_t`` as an integer)."""
@@ -142,8 +152,12 @@ class SupportKernels(_Library):
         self._pull = self._symbol("fluxgen_pull")
         self._order = self._symbol("fluxgen_order")
         self._reduce = self._symbol("fluxgen_reduce")
-        self._pull_graph = self._symbol("fluxgen_pull_graph")
-        self._graph_free = self._symbol("fluxgen_graph_free")
+        self._graphs = self._symbol("fluxgen_graphs")
+        self._graphs.restype = ct.c_void_p
+        self._graphs_made = self._symbol("fluxgen_graphs_made")
+        self._graphs_made.restype = ct.c_int64
+        self._graphs_free = self._symbol("fluxgen_graphs_free")
+        self._graphs_free.restype = None
         self._gather = self._whole_call("fluxgen_gather")
         self._scatter = self._whole_call("fluxgen_scatter")
 
@@ -171,24 +185,36 @@ class SupportKernels(_Library):
         """Queue the reduction that ends a gemm_rs."""
         self._call(self._reduce, ct.byref(args), ct.c_void_p(stream))
 
-    def pull_graph(self, args: abi.PullArgs, copy: int) -> PullGraph:
-        """The copies of ``args``, into the matrix where it lies now, as one graph."""
-        handle = ct.c_void_p()
-        self._call(self._pull_graph, ct.byref(args), ct.c_void_p(copy), ct.byref(handle))
-        return PullGraph(self, handle.value or 0)
+    def gather(self, call: int, stream: int, text: ErrorText) -> None:
+        """Queue a whole ag_gemm; ``call`` is the address of a ``fluxgen_gather_call``.
 
-    def gather(self, call: int, stream: int) -> None:
-        """Queue a whole ag_gemm; ``call`` is the address of a ``fluxgen_gather_call``."""
-        self._call(self._gather, call, stream)
+        ``text`` is used by no other thread meanwhile.
+        """
+        status = self._gather(call, stream, text.address, _MESSAGE_BYTES)
+        if status:
+            raise text.error(status)
 
-    def scatter(self, call: int, stream: int) -> None:
+    def scatter(self, call: int, stream: int, text: ErrorText) -> None:
         """Queue a whole gemm_rs; ``call`` is the address of a ``fluxgen_scatter_call``."""
-        self._call(self._scatter, call, stream)
+        status = self._scatter(call, stream, text.address, _MESSAGE_BYTES)
+        if status:
+            raise text.error(status)
+
+    def graphs(self, most: int) -> CallGraphs:
+        """Room for the graphs of one kind of call, at most so many."""
+        return CallGraphs(self, most)
 
 
-class PullGraph:
-    """A CUDA graph of an ag_gemm's copies; ``handle`` is its ``cudaGraphExec_t``."""
+class CallGraphs:
+    """The CUDA graphs of one kind of call; ``handle`` goes into the call's struct.
 
-    def __init__(self, support: SupportKernels, handle: int) -> None:
-        self.handle = handle
-        weakref.finalize(self, support._graph_free, ct.c_void_p(handle))
+    The support library makes them, from the second call on, and launches them.
+    """
+
+    def __init__(self, support: SupportKernels, most: int) -> None:
+        self.handle: int = support._graphs(ct.c_int64(most))
+        self._made = support._graphs_made
+        weakref.finalize(self, support._graphs_free, ct.c_void_p(self.handle))
+
+    def __len__(self) -> int:
+        return int(self._made(ct.c_void_p(self.handle)))

@@ -4,7 +4,7 @@ Both are ``torch.library`` custom ops (``torch.ops.fluxgen.*``, the group by nam
 collectives take it) with fake kernels and autograd, behind two functions that check arguments.
 Checks look at this rank's arguments alone and come before anything is sent, so ranks that make
 the same wrong call get the same error. Then :mod:`fluxgen.runtime.groups` has the ranks agree on a
-path, once for each call; :mod:`fluxgen.runtime.fused` or :mod:`fluxgen.runtime.fallback` runs it,
+path, once for each call; :mod:`fluxgen.runtime.runs` or :mod:`fluxgen.runtime.fallback` runs it,
 and :func:`fluxgen.runtime.dispatch.explain` says which and why.
 
 Every rank of the group must make the same calls in the same order, with tensors that require
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -27,8 +27,8 @@ from fluxgen.core.problem import Op
 from fluxgen.runtime import autograd, dispatch, fallback
 from fluxgen.runtime.dispatch import Call
 from fluxgen.runtime.fallback import split_sizes
-from fluxgen.runtime.fused import layout_of
 from fluxgen.runtime.groups import MAX_ENTRIES, GroupState, known_state, state_of
+from fluxgen.runtime.runs import layout_of
 
 __all__ = [
     "Group",
@@ -86,22 +86,15 @@ def all_gather_matmul(
         CommTimeout: an earlier call of this group waited for a rank past its deadline.
     """
     state = _fast_state(group)
-    key = entry = None
-    if state is not None and isinstance(w, torch.Tensor) and _is_plain_call(x, w, bias):
-        key = (_layout(x), _layout(w), _layout(bias), gather_dim, gather_size, return_gathered)
-        entry = state.fast.get(key)
-        if entry is not None and entry.run is not None:
-            x_at, w_at = x.data_ptr(), w.data_ptr()
-            if entry.strides is None or (x_at | w_at) & 15:
-                outs = state.launch(entry, x, (w,), (bias,), return_gathered)
-            else:
-                x_stride, w_stride = entry.strides
-                at = ((w_at, w_stride),)
-                outs = state.on_gpu(
-                    entry, x.get_device(), entry.run.queue,
-                    x, x_at, x_stride, at, (bias,), return_gathered,
-                )  # fmt: skip
-            return (outs[0], outs[1]) if return_gathered else outs[0]
+    key = None
+    if state is not None and _is_plain_call(x, w, *(() if bias is None else (bias,))):
+        key = (
+            *_layout(x), *_layout(w),
+            None if bias is None else _layout(bias), gather_dim, gather_size, return_gathered,
+        )  # fmt: skip
+        run = state.fast.get(key)
+        if run is not None:
+            return run(x, w, bias, return_gathered)
     single = isinstance(w, torch.Tensor)
     weights: list[Any] = [w] if single else _listed("w", w)
     biases: list[Any]
@@ -137,14 +130,9 @@ def all_gather_matmul(
         size,
         return_gathered or keep,
     )
-    if key is not None and entry is None:
-        _remember(
-            group,
-            key,
-            x,
-            weights[0],
-            (Op.AG_GEMM, *_gather_key(x, weights, dim, size, return_gathered)),
-        )
+    if key is not None:
+        slow_key = (Op.AG_GEMM, *_gather_key(x, weights, dim, size, return_gathered))
+        _remember(group, key, x, weights[0], slow_key)
     y = outs[0] if single else list(outs[: len(weights)])
     return (y, outs[-1]) if return_gathered else y
 
@@ -182,20 +170,15 @@ def matmul_reduce_scatter(
         UnsupportedError, CaptureError, CommTimeout: as :func:`all_gather_matmul`.
     """
     state = _fast_state(group)
-    key = entry = None
-    if state is not None and _is_plain_call(x, w, bias):
-        key = (_layout(x), _layout(w), _layout(bias), scatter_dim, reduce_op, bias_mode)
-        entry = state.fast.get(key)
-        if entry is not None and entry.run is not None:
-            scale = 1.0 / state.world if reduce_op == "avg" else 1.0
-            x_at, w_at = x.data_ptr(), w.data_ptr()
-            if entry.strides is None or (x_at | w_at) & 15:
-                return state.launch(entry, x, w, bias, scale)
-            x_stride, w_stride = entry.strides
-            return state.on_gpu(
-                entry, x.get_device(), entry.run.queue,
-                x, x_at, x_stride, w_at, w_stride, bias, scale,
-            )  # fmt: skip
+    key = None
+    if state is not None and _is_plain_call(x, w, *(() if bias is None else (bias,))):
+        key = (
+            *_layout(x), *_layout(w),
+            None if bias is None else _layout(bias), scatter_dim, reduce_op, bias_mode,
+        )  # fmt: skip
+        run = state.fast.get(key)
+        if run is not None:
+            return run(x, w, bias)
     name, tp = group_of(group)
     _check_x(x)
     dim = _check_dim("scatter_dim", scatter_dim, x)
@@ -209,14 +192,13 @@ def matmul_reduce_scatter(
     part = x.shape[dim] // tp
     if x.shape[dim] % tp:
         part = split_sizes(x.shape[dim], tp)[_rank(name)]
-    direct = _is_plain_call(x, w, bias)
+    direct = _is_plain_call(x, w, *(() if bias is None else (bias,)))
     out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
         x, w, bias, name, tp, dim, part, reduce_op, bias_mode
     )
-    if key is not None and entry is None:
-        _remember(
-            group, key, x, w, (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode))
-        )
+    if key is not None:
+        slow_key = (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode))
+        _remember(group, key, x, w, slow_key)
     return out
 
 
@@ -262,10 +244,17 @@ def _resolve(name: str) -> dist.ProcessGroup:
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+# Looked up once: a call asks for each of them.
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing = torch._C._get_tracing_state
+
 
 def _fast_state(group: Any) -> GroupState | None:
     """The state of a group that has made calls, outside of compilers and by no check."""
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return None
     if type(group) is str:
         try:
@@ -281,36 +270,36 @@ def _is_plain_call(*tensors: Any) -> bool:
     It takes several times as long as a small matmul. Whoever wants to see the op (compilers,
     tracers, modes, tensor subclasses, function transforms, autograd) still gets it.
     """
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return False
-    needs_grad = torch.is_grad_enabled()
+    needs_grad = _is_grad_enabled()
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or (needs_grad and t.requires_grad)):
+        if type(t) not in _PLAIN or (needs_grad and t.requires_grad):
             return False
     return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
+        _dispatch_modes() == 0
+        and _function_transforms() is None
+        and _tracing() is None
         and forward_ad._current_level < 0
     )
 
 
-def _layout(t: torch.Tensor | None) -> Any:
+def _layout(t: torch.Tensor) -> tuple[Any, ...]:
     """All that checks and decisions look at, and the strides; not the address."""
-    return None if t is None else (t.shape, t.stride(), t.dtype, t.get_device())
+    return t.shape, t.stride(), t.dtype, t.get_device()
 
 
 def _remember(
     group: Any, key: Hashable, x: torch.Tensor, w: torch.Tensor, slow_key: Hashable
 ) -> None:
-    """Let the next such call find its entry, and go straight to its launches if it has any."""
+    """Let the next such call go straight to its launches, if it has any."""
     state = _fast_state(group)
-    entry = None if state is None else state.find(slow_key)
+    entry = None if state is None or key in state.fast else state.find(slow_key)
     if state is not None and entry is not None:
         if len(state.fast) >= MAX_ENTRIES:
             state.fast.clear()
-        strides = None if entry.run is None else entry.run.readable(x, w)
-        state.fast[key] = replace(entry, strides=strides)
+        run = entry.run
+        state.fast[key] = None if run is None else partial(run.fast, run.readable(x, w))
 
 
 def _gather_key(
@@ -460,7 +449,7 @@ def _gather_impl(
 
         entry = state.entry(key, describe)
         if entry.run is not None:
-            return list(state.launch(entry, x, w, biases, return_gathered))
+            return list(entry.run(x, w, biases, return_gathered))
         dispatch.note(entry.decision)
     outs, gathered = fallback.all_gather_matmul(x, w, biases, process_group, gather_dim, size)
     # A custom op may not return its input, nor a stride that its fake does not have.
@@ -513,8 +502,7 @@ def _scatter_impl(
 
     entry = state.entry(key, describe)
     if entry.run is not None:
-        scale = 1.0 / tp if reduce_op == "avg" else 1.0
-        out: torch.Tensor = state.launch(entry, x, w, bias, scale)
+        out: torch.Tensor = entry.run(x, w, bias)
         return out
     dispatch.note(entry.decision)
     return fallback.matmul_reduce_scatter(

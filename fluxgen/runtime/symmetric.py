@@ -61,7 +61,7 @@ class SymmetricWorkspace:
 
     Attributes:
         stage, half: bytes. scratch, scratch_at: the local buffer and its address.
-        group: the C view, for argument structs.
+        group: the C view, for argument structs. report: what the device writes on a timeout.
         captured: whether a CUDA graph holds its addresses.
 
     Raises:
@@ -79,7 +79,7 @@ class SymmetricWorkspace:
         self._report_memory = torch.zeros(
             ct.sizeof(abi.Report) // 4, dtype=torch.int32, pin_memory=True
         )
-        self._report = abi.Report.from_address(self._report_memory.data_ptr())
+        self.report = abi.Report.from_address(self._report_memory.data_ptr())
         self.group = abi.Group(
             world=group.size(),
             rank=group.rank(),
@@ -94,11 +94,11 @@ class SymmetricWorkspace:
     @property
     def timed_out(self) -> bool:
         """Whether a wait on the device has passed its deadline; reads host memory only."""
-        return bool(self._report.code)
+        return bool(self.report.code)
 
     def timeout(self) -> CommTimeout:
         """What was reported first, as an error."""
-        return abi.as_error(self._report)
+        return abi.as_error(self.report)
 
 
 _names = itertools.count()

@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ TRANSPORTS = (
     ("copy engine, 2 chunks", PULL_ROWS),
     ("SM copy", SM_COPY),
 )
+
+
+_SUM = ("sum", "replicated")
 
 
 def _time(candidates: dict[str, Callable[[], Any]], settle: Callable[[], None]) -> Any:
@@ -111,7 +115,8 @@ def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
     from fluxgen.runtime import ops
     from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
     from fluxgen.runtime.fused import Fused
-    from fluxgen.runtime.groups import Entry, state_of
+    from fluxgen.runtime.groups import state_of
+    from fluxgen.runtime.runs import run_of
     from fluxgen.runtime.workspace import half_bytes, stage_bytes, workspace_bytes
 
     if not dist.is_initialized():
@@ -133,6 +138,7 @@ def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
 
     class Workspace:
         captured = timed_out = False
+        report = abi.Report()
         scratch = torch.empty(ROWS * world * K * 2, dtype=torch.uint8, device="cuda")
         scratch_at = scratch.data_ptr()
 
@@ -150,14 +156,20 @@ def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
     fused.adopt(workspace)
     state.fast.clear()
     calls = (
-        (problems[0], AG_NK, run, (ops._layout(x), ops._layout(w), None, 0, None, False)),
-        (problems[1], RS_NK, STORE, (ops._layout(a), ops._layout(w), None, 0, "sum", "replicated")),
+        (problems[0], AG_NK, run, (*ops._layout(x), *ops._layout(w), None, 0, None, False)),
+        (
+            problems[1],
+            RS_NK,
+            STORE,
+            (*ops._layout(a), *ops._layout(w), None, 0, "sum", "replicated"),
+        ),
     )
     for problem, kernel, how, key in calls:
-        call = Call(problem.op, problem.m, (N,), K, torch.bfloat16, x.device, world, sizes=(1,))
+        rows = (problem.m,)
+        call = Call(problem.op, problem.m, (N,), K, torch.bfloat16, x.device, world, sizes=rows)
         winner = Winner((problem,), kernel, how, "sm90", ("",))
         decision = Decision("fused", "the benchmark's", call.key, Cause.FUSED, winner)
-        state.fast[key] = Entry(decision, fused.run(call, winner), (K, K))
+        state.fast[key] = partial(run_of(fused, call, decision).fast, (K, K))
     torch.cuda.synchronize()
     candidates = {
         "linear": lambda: torch.nn.functional.linear(a, w),

@@ -19,8 +19,9 @@ from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
-from fluxgen.runtime import abi, dispatch, fused, groups
+from fluxgen.runtime import abi, dispatch, fused, groups, kernels, runs
 from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
+from fluxgen.runtime.symmetric import SymmetricWorkspace
 
 KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)
 
@@ -36,14 +37,17 @@ def matrix(address: int, rows: int, columns: int, stride: int) -> torch.Tensor:
 
 
 class Kernel:
-    """A fused GEMM; the launcher's "address" is its place in a list."""
+    """A fused GEMM; the "address" of its launcher is its place in a list."""
 
     made: list[Kernel] = []  # noqa: RUF012
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
         self.made.append(self)
-        self.launcher = len(self.made)
+        self.place = len(self.made)
+
+    def call(self, args: abi.GemmArgs) -> abi.GemmCall:
+        return abi.GemmCall(launch=self.place, args=ct.addressof(args))
 
     def weight(self, args: abi.GemmArgs) -> torch.Tensor:
         if self.signature.b_layout == "nk":
@@ -61,11 +65,10 @@ class Support:
     def order(self, before: int, after: int, event: int) -> None:
         self.calls.append("order")
 
-    def pull_graph(self, args: abi.PullArgs, copy: int) -> Any:
-        self.calls.append("pull_graph")
-        return mock.Mock(handle=7)
+    def graphs(self, most: int) -> Any:
+        return mock.Mock(handle=most)
 
-    def gather(self, call: int, stream: int) -> None:
+    def gather(self, call: int, stream: int, text: Any) -> None:
         c = abi.GatherCall.from_address(call)
         begin = abi.BeginArgs.from_address(c.begin)
         columns, world = begin.row_bytes // 2, begin.group.world
@@ -75,7 +78,8 @@ class Support:
         parts = [torch.empty(begin.rows, columns).bfloat16() for _ in range(world)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         gathered.copy_(torch.cat(parts))
-        self.calls.append("graph" if c.pull_graph else "pulls" if c.pull else "sm copy")
+        assert c.graphs, "no capture is going on"
+        self.calls.append("pulls" if c.pull else "sm copy")
         if c.pull:
             pull = abi.PullArgs.from_address(c.pull)
             assert pull.gathered == begin.gathered
@@ -88,7 +92,7 @@ class Support:
             w = Kernel.made[gemm.launch - 1].weight(args)
             d.copy_((a.float() @ w.float().t()).bfloat16())
 
-    def scatter(self, call: int, stream: int) -> None:
+    def scatter(self, call: int, stream: int, text: Any) -> None:
         c = abi.ScatterCall.from_address(call)
         args = abi.GemmArgs.from_address(c.gemm.args)
         reduce = abi.ReduceArgs.from_address(c.reduce)
@@ -105,7 +109,12 @@ class Support:
         if reduce.bias:
             total = total + matrix(reduce.bias, 1, args.n, args.n)[0].float()
         matrix(reduce.d, args.rows, args.n, reduce.d_row_stride).copy_(total.bfloat16())
+        assert c.graphs, "no capture is going on"
         self.calls.append("scatter")
+
+
+def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(size, float("nan"), dtype=dtype).as_strided(size, stride)
 
 
 class Local:
@@ -122,13 +131,15 @@ class Workspace:
     def __init__(self, group: dist.ProcessGroup, local: Local, prefix: str, timeout_s: float):
         self.stage, self.half, self.scratch = local.stage, local.half, local.scratch
         self.scratch_at = local.scratch.data_ptr()
-        self.captured, self.timed_out, self.prefix = False, False, prefix
+        self.captured, self.prefix, self.report = False, prefix, abi.Report()
         self.group = abi.Group(
             world=group.size(),
             rank=group.rank(),
             stage_bytes=local.stage,
             half_bytes=local.half,
         )
+
+    timed_out = SymmetricWorkspace.timed_out
 
 
 def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Decision:
@@ -169,6 +180,7 @@ def host_library(
     def make(device: torch.device, arch: str) -> fused.Fused:
         made = object.__new__(fused.Fused)
         made.device, made.support, made.sms, made.reserved = device, support, 132, 2
+        made.index, made.empty, made.text = -1, empty, None
         made.queue = fused.Queue()
         made.workspace, made._kept = None, []
         made.copy = made.forked = made.joined = made._ordered = 1
@@ -184,11 +196,12 @@ def host_library(
         mock.patch.object(fused, "LocalPart", Local),
         mock.patch.object(groups, "SymmetricWorkspace", Workspace),
         mock.patch.object(torch.cuda, "get_device_properties", lambda device: mock.Mock(uuid="g")),
-        mock.patch.object(fused.kernels, "fused_kernel", lambda s, kernel, arch: Kernel(s)),
+        mock.patch.object(kernels, "fused_kernel", lambda s, kernel, arch: Kernel(s)),
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 3, create=True),
-        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+        mock.patch.object(fused, "_is_capturing", lambda: False),
         mock.patch.object(torch.cuda, "synchronize", lambda device=None: None),
-        mock.patch.object(torch.cuda, "current_device", lambda: -1),
+        mock.patch.object(fused, "_current_device", lambda: -1),
+        mock.patch.object(runs, "_current_device", lambda: -1),
         mock.patch.object(groups, "_capturing", lambda device: False),
     ):
         try:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from fluxgen.runtime.dispatch import Cause, explain, strict  # noqa: E402
 from fluxgen.runtime.groups import check_timeouts, state_of  # noqa: E402
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter  # noqa: E402
+from fluxgen.runtime.runs import GRAPHS  # noqa: E402
 from tests.gpu.ranks import SIZES, integers, pool, product, scattered  # noqa: E402
 
 WORLDS = (2, 4, 8)
@@ -324,6 +325,32 @@ def _thousand_replays(groups, rank):
 
 def test_a_thousand_replays(pools):  # G03, G07
     assert pools(2)(_thousand_replays) == [0, 0]
+
+
+def _operands_in_turn(groups, rank):
+    """More operands than graphs are kept of one call, then some of them again and again."""
+    group, world = groups["all"], groups["all"].size()
+    rows, n, k = 72, 264, 136
+    x, a = integers(1, rows * world, k), integers(2, rows * world, k)
+    mine = x.chunk(world)[rank].clone()
+    ws = [integers(100 + i, n, k) for i in range(GRAPHS + 8)]
+    with torch.no_grad():
+        for i, w in enumerate([*ws, *ws[::5], *ws[:3] * 3]):
+            y, gathered = all_gather_matmul(mine, w, group=group, return_gathered=True)
+            z = all_gather_matmul(mine, w, group=group)
+            s = matmul_reduce_scatter(a, w, group=group)
+            want = product(x, w).bfloat16()
+            check(y, want, f"call {i}")
+            check(z, want, f"call {i} without the gathered x")
+            check(gathered, x, f"call {i}, gathered")
+            check(s, scattered([product(a, w)] * world, rank), f"call {i}, scattered")
+    return [len(run.func.__self__._graphs) for run in state_of(group).fast.values() if run]
+
+
+def test_operands_in_turn(pools):
+    for made in pools(2)(_operands_in_turn):
+        assert max(made) == GRAPHS
+        assert made.count(GRAPHS) >= 2, "of the plain gather and the scatter"
 
 
 def _compiled(groups, rank):

@@ -12,7 +12,7 @@ from fluxgen.codegen.render import render_support
 from fluxgen.core.errors import KernelError, ToolchainError
 from fluxgen.runtime import abi
 from fluxgen.runtime.kernels import source_of
-from fluxgen.runtime.loader import SupportKernels
+from fluxgen.runtime.loader import ErrorText, SupportKernels
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(300)]
 
@@ -93,7 +93,7 @@ def test_whole_calls_pass_on_what_their_parts_refuse(support):
     parts = begin(rows=0), pull(), reduce(n=60)
     call = abi.GatherCall(begin=ct.addressof(parts[0]), pull=ct.addressof(parts[1]))
     with pytest.raises(KernelError, match="x:"):
-        support.gather(ct.addressof(call), 0)
+        support.gather(ct.addressof(call), 0, ErrorText())
     launched = []
 
     @ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_void_p, ct.c_int64)
@@ -104,11 +104,11 @@ def test_whole_calls_pass_on_what_their_parts_refuse(support):
     gemm = abi.GemmCall(launch=ct.cast(launch, ct.c_void_p).value, args=12345)
     call = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(parts[2]))
     with pytest.raises(KernelError, match="d:"):
-        support.scatter(ct.addressof(call), 99)
+        support.scatter(ct.addressof(call), 99, ErrorText())
     assert launched == [(12345, 99)]
     call.abi_version = 1
     with pytest.raises(KernelError, match="version"):
-        support.scatter(ct.addressof(call), 0)
+        support.scatter(ct.addressof(call), 0, ErrorText())
     assert len(launched) == 1
 
 

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 2
+#define FLUXGEN_ABI_VERSION 3
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
 

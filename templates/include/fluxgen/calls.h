@@ -9,11 +9,14 @@
 extern "C" {
 #endif
 
-// A fused GEMM of one library as another library launches it.
+// A fused GEMM of one library as another library launches it, or updates its node in a graph.
 typedef int (*fluxgen_gemm_launcher)(fluxgen_gemm_args const* args, void* stream, char* message,
                                      int64_t size);
+typedef int (*fluxgen_gemm_updater)(fluxgen_gemm_args const* args, void* graph, void* node,
+                                    char* message, int64_t size);
 typedef struct fluxgen_gemm_call {
   fluxgen_gemm_launcher launch;
+  fluxgen_gemm_updater update;
   fluxgen_gemm_args const* args;
 } fluxgen_gemm_call;
 
@@ -23,12 +26,12 @@ typedef struct fluxgen_gather_call {
   uint32_t struct_size;         // sizeof(fluxgen_gather_call)
   fluxgen_begin_args const* begin;
   fluxgen_pull_args const* pull;     // null: begin pulls by itself
-  void* pull_graph;             // with pull: a graph of the same (fluxgen_pull_graph), or null
   fluxgen_gemm_call const* gemms;
   int64_t count;
   void* copy;                   // the copies' stream
   void* forked;                 // events for the fork and the join
   void* joined;
+  void* graphs;                 // of fluxgen_graphs, for this call alone; null: launch by launch
 } fluxgen_gather_call;
 
 // A whole gemm_rs in one call.
@@ -37,6 +40,7 @@ typedef struct fluxgen_scatter_call {
   uint32_t struct_size;         // sizeof(fluxgen_scatter_call)
   fluxgen_gemm_call gemm;
   fluxgen_reduce_args const* reduce;
+  void* graphs;                 // as above
 } fluxgen_scatter_call;
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 // A fused Hopper GEMM: CUTLASS's warp-specialised kernel with fluxgen's three pieces around it
 // (wait prologue or signal epilogue, rank-batched scheduler), and its launch behind the C ABI.
 //
-//   Config  ->  Sm90Gemm<Config>::Kernel  ->  launch(args, stream)
+//   Config  ->  Sm90Gemm<Config>::Kernel  ->  launch(args, stream) or update(args, graph, node)
 #ifndef FLUXGEN_SM90_GEMM_CUH_
 #define FLUXGEN_SM90_GEMM_CUH_
 
@@ -251,8 +251,15 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
   return check_group(args.group, inbox * int64_t(sizeof(typename Config::Element)), message, size);
 }
 
+// What a kernel is launched with; `params` is the kernel's one parameter.
 template <class Config>
-int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, int64_t size) {
+struct Launch {
+  typename Sm90Gemm<Config>::Kernel::Params params;
+  dim3 grid;
+};
+
+template <class Config>
+int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* message, int64_t size) {
   using Gemm = Sm90Gemm<Config>;
   using Kernel = typename Gemm::Kernel;
   using Element = typename Gemm::Element;
@@ -339,9 +346,20 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
   arguments.scheduler.order = order;
   arguments.scheduler.clusters = int(clusters);
 
-  typename Kernel::Params params = Kernel::to_underlying_arguments(arguments, nullptr);
+  prepared->params = Kernel::to_underlying_arguments(arguments, nullptr);
+  prepared->grid = Kernel::get_grid_shape(prepared->params);
+  return FLUXGEN_OK;
+}
+
+template <class Config>
+int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, int64_t size) {
+  using Kernel = typename Sm90Gemm<Config>::Kernel;
+  Launch<Config> prepared;
+  if (int const status = prepare<Config>(args, &prepared, message, size)) {
+    return status;
+  }
   cudaLaunchConfig_t config{};
-  config.gridDim = Kernel::get_grid_shape(params);
+  config.gridDim = prepared.grid;
   config.blockDim = Kernel::get_block_shape();
   config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.stream = stream;
@@ -351,8 +369,29 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
   config.attrs = &attribute;
   config.numAttrs = 1;
   cudaError_t const error =
-      cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, params);
+      cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, prepared.params);
   return error == cudaSuccess ? FLUXGEN_OK : cuda_fail(message, size, "launch", error);
+}
+
+// The same for a node of a graph that was captured from a launch of this kernel: from its next
+// launch on, the graph uses `args`. The cluster's shape stays the node's.
+template <class Config>
+int update(fluxgen_gemm_args const& args, cudaGraphExec_t graph, cudaGraphNode_t node,
+           char* message, int64_t size) {
+  using Kernel = typename Sm90Gemm<Config>::Kernel;
+  Launch<Config> prepared;
+  if (int const status = prepare<Config>(args, &prepared, message, size)) {
+    return status;
+  }
+  void* parameters[] = {&prepared.params};
+  cudaKernelNodeParams node_params{};
+  node_params.func = reinterpret_cast<void*>(&cutlass::device_kernel<Kernel>);
+  node_params.gridDim = prepared.grid;
+  node_params.blockDim = Kernel::get_block_shape();
+  node_params.sharedMemBytes = Kernel::SharedStorageSize;
+  node_params.kernelParams = parameters;
+  cudaError_t const error = cudaGraphExecKernelNodeSetParams(graph, node, &node_params);
+  return error == cudaSuccess ? FLUXGEN_OK : cuda_fail(message, size, "update of a graph", error);
 }
 
 template <class Config>
@@ -378,7 +417,7 @@ int describe(fluxgen_kernel_info* info) {
 
 }  // namespace fluxgen
 
-// The three symbols of a compiled kernel.
+// The symbols of a compiled kernel.
 #define FLUXGEN_EXPORT_GEMM(Config)                                                         \
   extern "C" __attribute__((visibility("default"))) int fluxgen_kernel_describe(            \
       fluxgen_kernel_info* info) {                                                          \
@@ -391,6 +430,11 @@ int describe(fluxgen_kernel_info* info) {
   extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_launch(                \
       fluxgen_gemm_args const* args, void* stream, char* message, int64_t size) {           \
     return fluxgen::launch<Config>(*args, static_cast<cudaStream_t>(stream), message, size); \
+  }                                                                                         \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_update(                \
+      fluxgen_gemm_args const* args, void* graph, void* node, char* message, int64_t size) { \
+    return fluxgen::update<Config>(*args, static_cast<cudaGraphExec_t>(graph),              \
+                                   static_cast<cudaGraphNode_t>(node), message, size);      \
   }
 
 #endif  // FLUXGEN_SM90_GEMM_CUH_

@@ -1,0 +1,374 @@
+"""The launches of one kind of fused call.
+
+    GatherRun    begin -> [side stream: pulls, chunk by chunk] + a GEMM for each weight -> join
+    ScatterRun   GEMM (stores into the owners' inboxes) -> reduce
+
+A run keeps its argument structs and fills in addresses, so a call is one call into C; and there,
+outside of captures, one launch: of a CUDA graph with those addresses (docs/adr/0010). What is
+allocated are the outputs and, where it is returned or captured, the gathered x, by Torch's caching
+allocator.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fluxgen.codegen.space import panel_limit
+from fluxgen.core.config import Transport
+from fluxgen.core.problem import Op, Problem
+from fluxgen.runtime import abi, dispatch, kernels
+from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
+from fluxgen.runtime.dispatch import Call, Decision, warn_once
+from fluxgen.runtime.fused import ITEM, Fused
+from fluxgen.runtime.loader import FusedKernel
+from fluxgen.runtime.symmetric import SymmetricWorkspace
+from fluxgen.runtime.workspace import chunk_size
+
+__all__ = ["GRAPHS", "GatherRun", "ScatterRun", "layout_of", "run_of"]
+
+GRAPHS = 64
+"""CUDA graphs kept of one kind of call, each for other operands: about the layers of a model."""
+
+_ALIGN = 8
+"""Elements in the 16 bytes that TMA asks of strides."""
+
+_current_device = torch.cuda.current_device
+
+
+class _Run:
+    """The argument structs of one call on one workspace.
+
+    Args:
+        fused: the group's. call: what the ranks agreed on. decision: what they agreed to run.
+    """
+
+    def __init__(self, fused: Fused, call: Call, decision: Decision) -> None:
+        winner = decision.winner
+        assert winner is not None
+        self.fused, self.decision, self.winner, self.cut = fused, decision, winner, call.cut
+        self.first = winner.problems[0]
+        self.dtype = call.dtype
+        # Rows as the ranks cut them, and whether the operands' other dims come with them.
+        self.plain = call.cut == 0
+        rows = self.first.m if call.op is Op.AG_GEMM else self.first.m_local
+        self._lead = (rows // math.prod(call.sizes[1:]), *call.sizes[1:]) if self.plain else (rows,)
+        self._workspace: SymmetricWorkspace | None = None
+
+    def _current(self) -> SymmetricWorkspace:
+        """The group's workspace; the structs are made again if it is not theirs."""
+        workspace = self.fused.workspace
+        assert workspace is not None
+        if workspace is not self._workspace:
+            self._graphs = self.fused.support.graphs(GRAPHS)
+            self._direct, self._strides = False, ()
+            self._build(workspace.group, self._graphs.handle)
+            self._workspace = workspace
+        return workspace
+
+    _call: Any
+    _graphs: Any
+    _direct: bool
+    """Whether the call's struct says to launch one by one."""
+    _strides: tuple[int, ...]
+    """Row strides of the operands that are in the structs."""
+
+    def _build(self, group: abi.Group, graphs: int) -> None:
+        raise NotImplementedError
+
+    def _launch_one_by_one(self, direct: bool) -> None:
+        self._direct = direct
+        self._call.graphs = None if direct else self._graphs.handle
+
+    def _gemm(self, group: abi.Group, problem: Problem) -> tuple[FusedKernel, abi.GemmArgs]:
+        """The kernel and the arguments of a GEMM of this call."""
+        winner = self.winner
+        kernel = kernels.fused_kernel(problem.signature, winner.kernel, winner.arch)
+        # One of several weights may be narrower than the record's panel.
+        run = replace(winner.run, panel=min(winner.run.panel, panel_limit(problem, winner.kernel)))
+        return kernel, gemm_args(group, problem, winner.kernel, run)
+
+    def readable(self, x: torch.Tensor, w: torch.Tensor) -> tuple[int, int] | None:
+        """Row strides of x and a weight if TMA can read such where they lie, at aligned addresses.
+
+        None: each call has to look, and maybe to copy.
+        """
+        try:
+            rows = x.view(-1, x.shape[-1])
+        except RuntimeError:
+            return None
+        kn = self.first.signature.b_layout == "kn"
+        if not self.plain or not _has_rows(rows) or not _has_rows(w.t() if kn else w):
+            return None
+        return _stride(rows), row_stride(w)
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        """x as the (rows, K) that the ranks cut along rows, readable by TMA."""
+        if not self.plain:
+            x = x.movedim(self.cut, 0)
+        return _as_tma("x", x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
+
+    def _shape(self, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Size and strides of an output, or of the gathered x, of so many columns."""
+        size = (*self._lead, columns)
+        return size, torch.empty(size, device="meta").stride()
+
+    def _shaped(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """(rows, N) with the dims that x has, contiguous."""
+        if self.plain:
+            return out
+        other = x.movedim(self.cut, 0).shape[1:-1]
+        return out.view(-1, *other, out.shape[-1]).movedim(0, self.cut).contiguous()
+
+
+class GatherRun(_Run):
+    """ag_gemm."""
+
+    def _build(self, group: abi.Group, graphs: int) -> None:
+        winner, first, fused = self.winner, self.first, self.fused
+        by_copies = winner.run.transport is Transport.COPY_ENGINE_PULL and first.tp > 1
+        self._begin = abi.BeginArgs(
+            group=group, rows=first.m_local, row_bytes=first.k * ITEM, pull=not by_copies
+        )
+        self._pull = pull_args(group, 0, first, winner.kernel, winner.run) if by_copies else None
+        self._gathered = 0
+        self._outs = []  # of each weight: the arguments, size and strides of the output
+        self._gemms = (abi.GemmCall * len(winner.problems))()
+        for i, problem in enumerate(winner.problems):
+            kernel, args = self._gemm(group, problem)
+            if by_copies:
+                args.sms = min(args.sms or fused.sms, fused.sms - fused.reserved)
+            args.a_row_stride, args.d_row_stride = problem.k, problem.n
+            self._gemms[i] = kernel.call(args)
+            self._outs.append((args, *self._shape(problem.n)))
+        self._whole = self._shape(first.k)
+        self._call = abi.GatherCall(
+            begin=ct.addressof(self._begin),
+            pull=ct.addressof(self._pull) if self._pull is not None else None,
+            gemms=ct.addressof(self._gemms),
+            count=len(self._outs),
+            copy=fused.copy,
+            forked=fused.forked,
+            joined=fused.joined,
+            graphs=graphs,
+        )
+        self._call_at = ct.addressof(self._call)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        return_gathered: bool,
+    ) -> list[torch.Tensor]:
+        """Each ``gathered @ w.T + bias``, then the gathered x if it is asked for.
+
+        Args:
+            x, weights: of the call that the ranks agreed on. biases: (n_i,) or None.
+
+        Raises:
+            CommTimeout: an earlier call of this group did not complete.
+        """
+        with self.fused.alone():
+            rows = self._rows(x)
+            ready = [
+                _weight(weight, problem.signature.b_layout)
+                for weight, problem in zip(weights, self.winner.problems, strict=True)
+            ]  # kept until the launch: some may be copies
+            at = [w.data_ptr() for w in ready]
+            strides = (_stride(rows), *map(row_stride, ready))
+            outs = self._queue(rows.data_ptr(), at, strides, return_gathered)
+            for out, bias in zip(outs, biases, strict=False):  # the gathered x has none
+                if bias is not None:
+                    out.add_(bias)
+            return [self._shaped(out, x) for out in outs]
+
+    def fast(
+        self,
+        strides: tuple[int, int] | None,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+        return_gathered: bool,
+    ) -> Any:
+        """A call with one weight, and operands whose strides are what ``readable`` gave.
+
+        Returns:
+            y, or with ``return_gathered`` a pair of that and the gathered x.
+        """
+        x_at, w_at = x.data_ptr(), w.data_ptr()
+        if strides is None or (x_at | w_at) & 15 or _current_device() != self.fused.index:
+            outs = self(x, (w,), (bias,), return_gathered)
+        else:
+            with self.fused.queue.lock:
+                outs = self._queue(x_at, (w_at,), strides, return_gathered)
+                if bias is not None:
+                    outs[0].add_(bias)
+        return (outs[0], outs[1]) if return_gathered else outs[0]
+
+    def _queue(
+        self,
+        x: int,
+        weights: Sequence[int],
+        strides: tuple[int, ...],
+        return_gathered: bool,
+    ) -> list[torch.Tensor]:
+        """As a call without bias, of addresses and row strides of operands that TMA can read."""
+        workspace = self._current()
+        fused, begin = self.fused, self._begin
+        stream, capturing = fused.enter(workspace)
+        dispatch.note(self.decision)
+        gathered, address = None, workspace.scratch_at
+        if return_gathered or capturing:
+            gathered = fused.empty(*self._whole, self.dtype)
+            address = gathered.data_ptr()
+        if address != self._gathered:
+            self._gather_into(address)
+        if strides != self._strides:
+            self._set_strides(strides)
+        begin.x = x
+        outs = []
+        for i, (args, size, stride) in enumerate(self._outs):
+            out = fused.empty(size, stride, self.dtype)
+            args.b, args.d = weights[i], out.data_ptr()
+            outs.append(out)
+        if capturing is not self._direct:
+            self._launch_one_by_one(capturing)
+        fused.support.gather(self._call_at, stream, fused.text)
+        if gathered is not None and return_gathered:
+            outs.append(gathered)
+        return outs
+
+    def _gather_into(self, address: int) -> None:
+        self._gathered = self._begin.gathered = address
+        if self._pull is not None:
+            self._pull.gathered = address
+        for args, _, _ in self._outs:
+            args.a = address
+
+    def _set_strides(self, strides: tuple[int, ...]) -> None:
+        self._strides = strides
+        self._begin.row_stride_bytes = strides[0] * ITEM
+        for (args, _, _), stride in zip(self._outs, strides[1:], strict=True):
+            args.b_row_stride = stride
+
+
+class ScatterRun(_Run):
+    """gemm_rs."""
+
+    def __init__(self, fused: Fused, call: Call, decision: Decision) -> None:
+        super().__init__(fused, call, decision)
+        self.scale = 1.0 / call.tp if call.reduce_op == "avg" else 1.0
+
+    def _build(self, group: abi.Group, graphs: int) -> None:
+        first = self.first
+        kernel, self._args = self._gemm(group, first)
+        self._reduce = abi.ReduceArgs(group=group, rows=first.m_local, n=first.n, scale=self.scale)
+        self._reduce.chunk_rows = chunk_size(first, self.winner.kernel, self.winner.run)
+        self._reduce.d_row_stride = first.n
+        self._reduce.dtype = abi.DTYPES[first.signature.dtype.value]
+        self._out = self._shape(first.n)
+        self._call = abi.ScatterCall(
+            gemm=kernel.call(self._args), reduce=ct.addressof(self._reduce), graphs=graphs
+        )
+        self._call_at = ct.addressof(self._call)
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``scale * (this rank's part of the sum over ranks of x @ w.T) + bias``.
+
+        Summed in fp32 in rank order and rounded once: the same bits on every run.
+
+        Args:
+            x, w: of the call that the ranks agreed on. bias: (n,).
+
+        Raises:
+            CommTimeout: an earlier call of this group did not complete.
+        """
+        with self.fused.alone():
+            rows, weight = self._rows(x), _weight(w, self.first.signature.b_layout)
+            strides = (_stride(rows), row_stride(weight))
+            return self._shaped(self._queue(rows.data_ptr(), weight.data_ptr(), strides, bias), x)
+
+    def fast(
+        self,
+        strides: tuple[int, int] | None,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """A call with operands whose strides are what ``readable`` gave."""
+        x_at, w_at = x.data_ptr(), w.data_ptr()
+        if strides is None or (x_at | w_at) & 15 or _current_device() != self.fused.index:
+            return self(x, w, bias)
+        with self.fused.queue.lock:
+            return self._queue(x_at, w_at, strides, bias)
+
+    def _queue(
+        self, x: int, w: int, strides: tuple[int, ...], bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As a call, of addresses and row strides of operands that TMA can read."""
+        workspace = self._current()
+        fused, args, reduce = self.fused, self._args, self._reduce
+        if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):
+            bias = bias.clone(memory_format=torch.contiguous_format)
+        stream, capturing = fused.enter(workspace)
+        dispatch.note(self.decision)
+        out = fused.empty(*self._out, self.dtype)
+        if strides != self._strides:
+            self._strides = strides
+            args.a_row_stride, args.b_row_stride = strides
+        args.a, args.b, reduce.d = x, w, out.data_ptr()
+        reduce.bias = None if bias is None else bias.data_ptr()
+        if capturing is not self._direct:
+            self._launch_one_by_one(capturing)
+        fused.support.scatter(self._call_at, stream, fused.text)
+        return out
+
+
+def run_of(fused: Fused, call: Call, decision: Decision) -> GatherRun | ScatterRun:
+    """The launches of a call that has been agreed on and prepared."""
+    kind = GatherRun if call.op is Op.AG_GEMM else ScatterRun
+    return kind(fused, call, decision)
+
+
+def layout_of(w: torch.Tensor) -> str:
+    """``kn`` for the transpose of a row-major (k, n), else ``nk``."""
+    return "kn" if w.stride(0) == 1 and w.stride(1) != 1 else "nk"
+
+
+def _stride(x: torch.Tensor) -> int:
+    """Elements between rows; Torch allows any stride of a dim of size one."""
+    return int(x.stride(0) if x.shape[0] > 1 else x.shape[1])
+
+
+def _has_rows(t: torch.Tensor) -> bool:
+    """Whether strides are those of contiguous rows at multiples of 16 bytes."""
+    rows, columns = t.stride()
+    aligned_rows = rows % _ALIGN == 0 and rows >= t.shape[1]
+    return bool(columns == 1 and (aligned_rows or t.shape[0] == 1))
+
+
+def _as_tma(name: str, t: torch.Tensor) -> torch.Tensor:
+    """``t``, or a copy of it if TMA cannot read its rows where they lie.
+
+    The address and the strides are this call's and this rank's own: they must not change the path.
+    """
+    if _has_rows(t) and t.data_ptr() % 16 == 0:
+        return t
+    warn_once(
+        f"{name} is copied",
+        f"{name}: strides {tuple(t.stride())} of shape {tuple(t.shape)} at an address of "
+        f"{t.data_ptr() % 16} modulo 16: the kernels need contiguous rows, at multiples of 16 "
+        "bytes. It is copied at every such call; pass it aligned to save that",
+    )
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def _weight(w: torch.Tensor, layout: str) -> torch.Tensor:
+    """A weight (n, k) as its layout's kernel reads it: rows of n, or of k."""
+    return _as_tma("w", w) if layout == "nk" else _as_tma("w", w.t()).t()

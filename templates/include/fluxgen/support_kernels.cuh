@@ -1,0 +1,234 @@
+// The small kernels around a fused GEMM: begin and pull (ag_gemm), reduce (gemm_rs).
+// No CUTLASS; the same source for every architecture.
+#ifndef FLUXGEN_SUPPORT_KERNELS_CUH_
+#define FLUXGEN_SUPPORT_KERNELS_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "fluxgen/abi.h"
+#include "fluxgen/protocol.cuh"
+
+namespace fluxgen {
+
+constexpr int kThreads = 256;
+constexpr int kInFlight = 8;       // loads of one thread in the reduction
+constexpr int kBlocksPerSm = 4;    // of the reduction and the slab copy, where none is asked for
+constexpr uint32_t kReduceOp = 2;
+constexpr uint32_t kTransportOp = 3;
+
+// The last block to call it gets true; the ticket is back at zero for the next call.
+__device__ __forceinline__ bool last_block(void* workspace, int64_t ticket_offset) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint32_t* ticket = workspace_word(workspace, ticket_offset);
+    last = add_acquire_release(ticket, 1u) == gridDim.x - 1;
+    if (last) {
+      store_relaxed(ticket, 0u);
+    }
+  }
+  __syncthreads();
+  return last;
+}
+
+// rows of `vectors` 16-byte words, by all blocks of the grid; `also` may be null.
+__device__ __forceinline__ void copy_rows(char* to, char* also, int64_t to_stride,
+                                          char const* from, int64_t from_stride, int64_t rows,
+                                          int64_t vectors) {
+  int64_t const total = rows * vectors;
+  int64_t const step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total; i += step) {
+    int64_t const row = i / vectors;
+    int64_t const column = (i - row * vectors) * 16;
+    uint4 const value = *reinterpret_cast<uint4 const*>(from + row * from_stride + column);
+    *reinterpret_cast<uint4*>(to + row * to_stride + column) = value;
+    if (also != nullptr) {
+      *reinterpret_cast<uint4*>(also + row * to_stride + column) = value;
+    }
+  }
+}
+
+// ag_gemm, first kernel: wait until the peers have pulled the last slab, advance the epoch, copy x
+// (rows, row_bytes) into the stage and to its place in the gathered matrix, mark it gathered, and
+// tell every peer that it may be pulled. With args.pull it then copies the peers' slabs itself:
+// all blocks must be resident, as they wait for peers that wait for this rank's first half.
+__global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
+  uint32_t const epoch = current_epoch(mine, 1);
+  uint32_t const staged = load_relaxed(workspace_word(mine, kStagedOffset));
+  int const thread = threadIdx.x;
+  bool const is_peer = thread < group.world && thread != group.rank;
+  if (is_peer) {
+    wait_epoch(pulled_flag(mine, thread), staged, group, kTransportOp, thread, 0);
+  }
+  __syncthreads();
+  int64_t const vectors = args.row_bytes / 16;
+  int64_t const slab = args.rows * args.row_bytes;
+  char* gathered = static_cast<char*>(args.gathered);
+  char* own = gathered + group.rank * slab;
+  // A peer may still be pulling what an aborted group has in the stage.
+  bool const aborted = aborted_by(group) != 0u;
+  copy_rows(aborted ? own : stage(group, group.rank), aborted ? nullptr : own, args.row_bytes,
+            static_cast<char const*>(args.x), args.row_stride_bytes, args.rows, vectors);
+  fence_system();
+  if (last_block(mine, kTicketOffset)) {
+    fence_system();
+    if (thread == 0) {
+      store_relaxed(workspace_word(mine, kStagedOffset), epoch);
+      store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+      report_abort(group, kTransportOp, epoch);
+    }
+    if (thread < FLUXGEN_MAX_CHUNKS) {
+      store_release_system(gathered_flag(mine, group.rank, thread), epoch);
+    }
+    if (is_peer && aborted_by(group) == 0u) {
+      store_release_system(ready_flag(group.peers[thread], group.rank), epoch);
+    }
+  }
+  if (!args.pull) {
+    return;
+  }
+  for (int step = 1; step < group.world; ++step) {
+    int const peer = (group.rank + step) % group.world;
+    if (thread == 0) {
+      wait_epoch(ready_flag(mine, peer), epoch, group, kTransportOp, peer, 0);
+    }
+    __syncthreads();
+    copy_rows(gathered + peer * slab, nullptr, args.row_bytes, stage(group, peer),
+              args.row_bytes, args.rows, vectors);
+  }
+  fence_system();
+  // A ticket of its own: a block may be here before another has taken its first.
+  if (last_block(mine, kPullTicketOffset) && is_peer) {
+    for (int chunk = 0; chunk < FLUXGEN_MAX_CHUNKS; ++chunk) {
+      store_release_system(gathered_flag(mine, thread, chunk), epoch);
+    }
+    if (aborted_by(group) == 0u) {
+      store_release_system(pulled_flag(group.peers[thread], group.rank), epoch);
+    } else {
+      report_abort(group, kTransportOp, epoch);
+    }
+  }
+}
+
+// Between two copies of the copy-engine transport: raise the flag of what has just been copied,
+// tell its source if that was all of it, and wait for the next source. Negative: nothing to do.
+struct StepArguments {
+  fluxgen_group group;
+  int32_t source;
+  int32_t chunk;
+  int32_t pulled;
+  int32_t next;
+};
+
+__global__ void step_kernel(StepArguments args) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
+  uint32_t const epoch = current_epoch(mine, 0);
+  if (args.source >= 0) {
+    store_release_system(gathered_flag(mine, args.source, args.chunk), epoch);
+  }
+  if (args.pulled >= 0) {
+    if (aborted_by(group) == 0u) {
+      store_release_system(pulled_flag(group.peers[args.pulled], group.rank), epoch);
+    } else {
+      report_abort(group, kTransportOp, epoch);
+    }
+  }
+  if (args.next >= 0) {
+    wait_epoch(ready_flag(mine, args.next), epoch, group, kTransportOp, args.next, 0);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ float2 to_float2(T pair);
+template <>
+__device__ __forceinline__ float2 to_float2(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
+template <>
+__device__ __forceinline__ float2 to_float2(__half2 pair) { return __half22float2(pair); }
+template <class T>
+__device__ __forceinline__ T from_float2(float2 pair);
+template <>
+__device__ __forceinline__ __nv_bfloat162 from_float2(float2 p) { return __float22bfloat162_rn(p); }
+template <>
+__device__ __forceinline__ __half2 from_float2(float2 p) { return __float22half2_rn(p); }
+
+// gemm_rs, last kernel: D (rows, n) = scale * (sum of the inbox over sources) + bias, fp32, in rank
+// order, rounded once: bitwise the same on every run. Chunk by chunk, so that early chunks are reduced while late
+// ones travel; the last block advances the epoch.
+template <class Pair>
+__global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args args) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
+  uint32_t const epoch = current_epoch(mine, 1);
+  char const* inbox = inbox_slab(group, group.rank, epoch, 0, 0);
+  int64_t const vectors = args.n / 8;  // 16 bytes each
+  int64_t const slab = args.rows * vectors;
+  int64_t const chunk_rows = args.chunk_rows > 0 ? args.chunk_rows : args.rows;
+  int chunk = 0;
+  for (int64_t begin = 0; begin < args.rows; begin += chunk_rows, ++chunk) {
+    if (threadIdx.x < group.world) {
+      wait_epoch(arrived_flag(mine, threadIdx.x, chunk), epoch, group, kReduceOp, threadIdx.x,
+                 chunk);
+    }
+    __syncthreads();
+    int64_t const end = begin + chunk_rows < args.rows ? begin + chunk_rows : args.rows;
+    int64_t const stop = end * vectors;
+    int64_t const step = int64_t(gridDim.x) * kThreads;
+    for (int64_t i = begin * vectors + int64_t(blockIdx.x) * kThreads + threadIdx.x; i < stop;
+         i += step) {
+      float2 sum[4] = {};
+      // Eight sources are in flight at once; they are still added in rank order.
+      for (int first = 0; first < group.world; first += kInFlight) {
+        uint4 raw[kInFlight];
+#pragma unroll
+        for (int s = 0; s < kInFlight; ++s) {
+          if (first + s < group.world) {
+            raw[s] = __ldcs(reinterpret_cast<uint4 const*>(inbox) + (first + s) * slab + i);
+          }
+        }
+#pragma unroll
+        for (int s = 0; s < kInFlight; ++s) {
+          if (first + s < group.world) {
+            Pair pairs[4];
+            memcpy(pairs, &raw[s], 16);
+#pragma unroll
+            for (int p = 0; p < 4; ++p) {
+              float2 const value = to_float2(pairs[p]);
+              sum[p].x += value.x;
+              sum[p].y += value.y;
+            }
+          }
+        }
+      }
+      int64_t const row = i / vectors;
+      int64_t const column = i - row * vectors;
+      Pair added[4] = {};
+      if (args.bias != nullptr) {
+        uint4 const raw = static_cast<uint4 const*>(args.bias)[column];
+        memcpy(added, &raw, 16);
+      }
+      Pair rounded[4];
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        float2 const bias = to_float2(added[p]);
+        rounded[p] = from_float2<Pair>(
+            make_float2(sum[p].x * args.scale + bias.x, sum[p].y * args.scale + bias.y));
+      }
+      char* to = static_cast<char*>(args.d) + (row * args.d_row_stride + column * 8) * 2;
+      uint4 out;
+      memcpy(&out, rounded, 16);
+      *reinterpret_cast<uint4*>(to) = out;
+    }
+  }
+  if (last_block(mine, kTicketOffset) && threadIdx.x == 0) {
+    store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+    report_abort(group, kReduceOp, epoch);
+  }
+}
+
+}  // namespace fluxgen
+#endif  // FLUXGEN_SUPPORT_KERNELS_CUH_

@@ -1,0 +1,246 @@
+// The host side of the support kernels: what each takes, how it is launched, and how a node of a
+// graph is given other arguments.
+#ifndef FLUXGEN_SUPPORT_LAUNCH_CUH_
+#define FLUXGEN_SUPPORT_LAUNCH_CUH_
+
+#include <cstdio>
+
+#include "fluxgen/support_kernels.cuh"
+
+namespace fluxgen {
+
+inline int refuse(char* message, int64_t size, char const* text) {
+  if (message != nullptr && size > 0) {
+    std::snprintf(message, size_t(size), "%s", text);
+  }
+  return FLUXGEN_BAD_ARGUMENT;
+}
+
+inline int cuda_status(cudaError_t error, char const* what, char* message, int64_t size) {
+  if (error == cudaSuccess) {
+    return FLUXGEN_OK;
+  }
+  if (message != nullptr && size > 0) {
+    std::snprintf(message, size_t(size), "%s: %s", what, cudaGetErrorString(error));
+  }
+  return error == cudaErrorNoKernelImageForDevice ? FLUXGEN_WRONG_DEVICE : FLUXGEN_CUDA_ERROR;
+}
+
+template <class Args>
+int check_version(Args const& args, char* message, int64_t size) {
+  if (args.abi_version != FLUXGEN_ABI_VERSION || args.struct_size != sizeof(Args)) {
+    refuse(message, size, "argument struct does not match this library's version");
+    return FLUXGEN_BAD_ABI;
+  }
+  return FLUXGEN_OK;
+}
+
+template <class Args>
+int check_common(Args const& args, char* message, int64_t size) {
+  if (int const status = check_version(args, message, size)) {
+    return status;
+  }
+  if (args.group.world < 1 || args.group.world > FLUXGEN_MAX_WORLD || args.group.rank < 0 ||
+      args.group.rank >= args.group.world) {
+    return refuse(message, size, "expected 0 <= rank < world <= 16");
+  }
+  for (int peer = 0; peer < args.group.world; ++peer) {
+    if (args.group.peers[peer] == nullptr) {
+      return refuse(message, size, "a peer's workspace address is null");
+    }
+  }
+  return FLUXGEN_OK;
+}
+
+// Blocks for `work`: at most as many as asked for, or, where none are, `per_sm` for each SM.
+inline int block_count(int asked, int per_sm, int64_t work) {
+  int64_t most = asked;
+  if (asked <= 0) {
+    int device = 0, sms = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    most = int64_t(sms) * per_sm;
+  }
+  return int(work < 1 ? 1 : (work < most ? work : most));
+}
+
+// Which kernel runs on how many blocks; its one parameter is the argument struct.
+struct SupportLaunch {
+  void* kernel;
+  int blocks;
+  char const* name;
+};
+
+inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char* message,
+                   int64_t size) {
+  if (int const status = check_common(args, message, size)) {
+    return status;
+  }
+  if (args.rows < 1 || args.row_bytes < 16 || args.row_bytes % 16 || args.row_stride_bytes % 16 ||
+      args.row_stride_bytes < args.row_bytes || args.x == nullptr ||
+      reinterpret_cast<uintptr_t>(args.x) % 16) {
+    return refuse(message, size,
+                  "x: expected rows of a positive multiple of 16 bytes at 16-byte aligned addresses");
+  }
+  if (args.gathered == nullptr || reinterpret_cast<uintptr_t>(args.gathered) % 16) {
+    return refuse(message, size, "gathered: expected a 16-byte aligned address");
+  }
+  if (args.rows * args.row_bytes > args.group.stage_bytes) {
+    return refuse(message, size, "the slab does not fit the stage of the workspace");
+  }
+  int64_t const work = (args.rows * (args.row_bytes / 16) + kThreads - 1) / kThreads;
+  // With pull, one block an SM at most: all are resident.
+  int const blocks = block_count(args.blocks, args.pull ? 1 : kBlocksPerSm, work);
+  *prepared = {reinterpret_cast<void*>(&begin_kernel), blocks, "begin"};
+  return FLUXGEN_OK;
+}
+
+inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, char* message,
+                   int64_t size) {
+  if (int const status = check_common(args, message, size)) {
+    return status;
+  }
+  if (args.rows < 1 || args.n < 8 || args.n % 8 || args.d == nullptr ||
+      reinterpret_cast<uintptr_t>(args.d) % 16 || args.d_row_stride % 8 ||
+      args.d_row_stride < args.n) {
+    return refuse(message, size,
+                  "d: expected rows of a positive multiple of 8 elements at 16-byte aligned addresses");
+  }
+  if (args.chunk_rows < 0 ||
+      (args.chunk_rows > 0 && (args.rows + args.chunk_rows - 1) / args.chunk_rows >
+                                  FLUXGEN_MAX_CHUNKS)) {
+    return refuse(message, size, "chunk_rows: expected at most 16 chunks");
+  }
+  if (args.bias != nullptr && reinterpret_cast<uintptr_t>(args.bias) % 16) {
+    return refuse(message, size, "bias: expected a 16-byte aligned address, or null");
+  }
+  if (args.group.world * args.rows * args.n * 2 > args.group.half_bytes) {
+    return refuse(message, size, "the inbox does not fit one half of the workspace");
+  }
+  if (args.dtype != 0 && args.dtype != 1) {
+    return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
+  }
+  int64_t const work = (args.rows * (args.n / 8) + kThreads - 1) / kThreads;
+  *prepared = {args.dtype == 0 ? reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162>)
+                               : reinterpret_cast<void*>(&reduce_kernel<__half2>),
+               block_count(args.blocks, kBlocksPerSm, work), "reduce"};
+  return FLUXGEN_OK;
+}
+
+// Queue the kernel of `args` (begin or reduce) on a stream.
+template <class Args>
+int launch(Args const& args, cudaStream_t stream, char* message, int64_t size) {
+  SupportLaunch prepared;
+  if (int const status = prepare(args, &prepared, message, size)) {
+    return status;
+  }
+  void* parameters[] = {const_cast<Args*>(&args)};
+  cudaError_t const error = cudaLaunchKernel(prepared.kernel, dim3(unsigned(prepared.blocks)),
+                                             dim3(kThreads), parameters, 0, stream);
+  return cuda_status(error, prepared.name, message, size);
+}
+
+// The same for a node of a graph that was captured from such a launch.
+template <class Args>
+int update(Args const& args, cudaGraphExec_t graph, cudaGraphNode_t node, char* message,
+           int64_t size) {
+  SupportLaunch prepared;
+  if (int const status = prepare(args, &prepared, message, size)) {
+    return status;
+  }
+  void* parameters[] = {const_cast<Args*>(&args)};
+  cudaKernelNodeParams node_params{};
+  node_params.func = prepared.kernel;
+  node_params.gridDim = dim3(unsigned(prepared.blocks));
+  node_params.blockDim = dim3(kThreads);
+  node_params.kernelParams = parameters;
+  return cuda_status(cudaGraphExecKernelNodeSetParams(graph, node, &node_params), prepared.name,
+                     message, size);
+}
+
+// What the copies need to be right, checked before anything is queued.
+inline int check_pull(fluxgen_pull_args const& args, int* chunks, char* message, int64_t size) {
+  if (int const status = check_common(args, message, size)) {
+    return status;
+  }
+  if (args.rows < 1 || args.row_bytes < 16 || args.row_bytes % 16 || args.gathered == nullptr ||
+      reinterpret_cast<uintptr_t>(args.gathered) % 16 || args.chunk_size < 0) {
+    return refuse(message, size,
+                  "gathered: expected rows of a positive multiple of 16 bytes at a 16-byte aligned "
+                  "address");
+  }
+  int64_t const extent = args.chunk_axis == FLUXGEN_CHUNK_K ? args.row_bytes : args.rows;
+  int64_t const piece = args.chunk_size > 0 ? args.chunk_size : extent;
+  *chunks = int((extent + piece - 1) / piece);
+  if (*chunks > FLUXGEN_MAX_CHUNKS || args.rows * args.row_bytes > args.group.stage_bytes) {
+    return refuse(message, size, "expected at most 16 chunks of a slab that fits the stage");
+  }
+  return FLUXGEN_OK;
+}
+
+// Queue the copies on `copy`. Peers in the order that the GEMM walks: K chunks piece by piece, row
+// chunks source by source.
+inline cudaError_t queue_pulls(fluxgen_pull_args const& args, int chunks, cudaStream_t copy) {
+  fluxgen_group const& group = args.group;
+  bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
+  int64_t const extent = along_k ? args.row_bytes : args.rows;
+  int64_t const piece = args.chunk_size > 0 ? args.chunk_size : extent;
+  int64_t const slab = args.rows * args.row_bytes;
+  int const peers = group.world - 1;
+  cudaError_t error = cudaSuccess;
+  StepArguments step{group, -1, -1, -1, -1};
+  for (int i = 0; i < peers * chunks && error == cudaSuccess; ++i) {
+    int const turn = along_k ? i % peers : i / chunks;
+    int const chunk = along_k ? i / peers : i % chunks;
+    int const source = (group.rank + 1 + turn) % group.world;
+    step.next = chunk == 0 ? source : -1;
+    if (step.source >= 0 || step.next >= 0) {
+      step_kernel<<<1, 1, 0, copy>>>(step);
+    }
+    int64_t const begin = chunk * piece;
+    int64_t const length = begin + piece < extent ? piece : extent - begin;
+    char* to = static_cast<char*>(args.gathered) + source * slab;
+    char const* from = stage(group, source);
+    if (along_k && chunks > 1) {
+      error = cudaMemcpy2DAsync(to + begin, size_t(args.row_bytes), from + begin,
+                                size_t(args.row_bytes), size_t(length), size_t(args.rows),
+                                cudaMemcpyDeviceToDevice, copy);
+    } else {
+      int64_t const unit = along_k ? args.rows : args.row_bytes;  // bytes of one of `extent`
+      error = cudaMemcpyAsync(to + begin * unit, from + begin * unit, size_t(length * unit),
+                              cudaMemcpyDeviceToDevice, copy);
+    }
+    step = {group, source, chunk, chunk == chunks - 1 ? source : -1, -1};
+  }
+  if (peers > 0 && error == cudaSuccess) {
+    step_kernel<<<1, 1, 0, copy>>>(step);
+  }
+  cudaError_t const launched = cudaGetLastError();
+  return error == cudaSuccess ? launched : error;
+}
+
+// Everything queued on `after` from now on waits for everything queued on `before` until now.
+inline int order(cudaStream_t before, cudaStream_t after, cudaEvent_t event, char* message,
+                 int64_t size) {
+  cudaError_t error = cudaEventRecord(event, before);
+  if (error == cudaSuccess) {
+    error = cudaStreamWaitEvent(after, event, 0);
+  }
+  return cuda_status(error, "order of streams", message, size);
+}
+
+// Queue the pulls on `copy`, behind what is on `stream`; `forked` is an event for that order.
+inline int pull(fluxgen_pull_args const& args, cudaStream_t stream, cudaStream_t copy,
+                cudaEvent_t forked, char* message, int64_t size) {
+  int chunks = 0;
+  if (int const status = check_pull(args, &chunks, message, size)) {
+    return status;
+  }
+  if (int const status = order(stream, copy, forked, message, size)) {
+    return status;
+  }
+  return cuda_status(queue_pulls(args, chunks, copy), "pull", message, size);
+}
+
+}  // namespace fluxgen
+#endif  // FLUXGEN_SUPPORT_LAUNCH_CUH_

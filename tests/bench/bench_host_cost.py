@@ -1,6 +1,6 @@
 """What a warm call costs the host, beside torch's own fused ops in the same run.
 
-    python -m tests.bench.bench_host_cost [--worlds 2 4 8] [--alone] [--out FILE]
+    python -m tests.bench.bench_host_cost [--worlds 2 4 8] [--alone [--one-by-one]] [--out FILE]
 
 Ranks are processes on one GPU. The GPU's times mean nothing here and are not shown; the host's are
 of a real call, from the call until it returns, with an empty queue before each batch. Every round
@@ -8,12 +8,16 @@ runs all candidates in turn; medians of the rounds, with quartiles; of the ranks
 
 Processes that share a GPU take turns on it, which makes each launch dearer. With ``--alone`` there
 is one process: one rank whose peers' flags are up already, so that it waits for nobody. What is
-queued is the same. Torch's ops need their peers and are left out there.
+queued is the same. Torch's ops need their peers and are left out. What a call takes on the GPU
+means something there (copies within its memory, in place of a link) and is shown, to be compared
+with ``--one-by-one``, which makes no CUDA graphs of calls. "Turns" are 20 operands in turn, as the
+layers of a model; "new" are more than graphs are kept of.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -74,6 +78,25 @@ def _time(candidates: dict[str, Callable[[], Any]], settle: Callable[[], None]) 
     return times
 
 
+def _time_on_gpu(call: Callable[[], Any]) -> list[float]:
+    """Microseconds on the GPU for each call, of calls that were queued before the first started."""
+    import torch
+
+    times = []
+    with torch.no_grad():
+        for _ in range(ROUNDS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            torch.cuda._sleep(8_000_000)
+            start.record()
+            for _ in range(3 * BATCH):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) / (3 * BATCH) * 1e3)
+    return times
+
+
 def _tensors(world: int) -> Any:
     import torch
 
@@ -107,16 +130,15 @@ def _ranks(groups: Any, rank: int) -> dict[str, list[float]]:
         return _time(candidates, lambda: torch.distributed.barrier(group))
 
 
-def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
+def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float]]:
     import torch
     import torch.distributed as dist
 
     from fluxgen.core.errors import CommTimeout
-    from fluxgen.runtime import ops
+    from fluxgen.runtime import ops, runs
     from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
     from fluxgen.runtime.fused import Fused
     from fluxgen.runtime.groups import state_of
-    from fluxgen.runtime.runs import run_of
     from fluxgen.runtime.workspace import half_bytes, stage_bytes, workspace_bytes
 
     if not dist.is_initialized():
@@ -124,6 +146,8 @@ def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
         dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None
+    if one_by_one:
+        runs.GRAPHS = 0
     state = state_of(group)
     x, a, w = _tensors(world)
     problems = [Problem(s, ROWS * world, N, K, world) for s in (AG, RS)]
@@ -169,14 +193,37 @@ def _alone(world: int, run: RunConfig) -> dict[str, list[float]]:
         call = Call(problem.op, problem.m, (N,), K, torch.bfloat16, x.device, world, sizes=rows)
         winner = Winner((problem,), kernel, how, "sm90", ("",))
         decision = Decision("fused", "the benchmark's", call.key, Cause.FUSED, winner)
-        state.fast[key] = partial(run_of(fused, call, decision).fast, (K, K))
+        state.fast[key] = partial(runs.run_of(fused, call, decision).fast, (K, K))
     torch.cuda.synchronize()
-    candidates = {
-        "linear": lambda: torch.nn.functional.linear(a, w),
-        "ag fluxgen": lambda: ops.all_gather_matmul(x, w, group=group),
-        "rs fluxgen": lambda: ops.matmul_reduce_scatter(a, w, group=group),
-    }
-    return _time(candidates, lambda: None)
+
+    def in_turn(op: Callable[..., Any], x: torch.Tensor, count: int) -> Callable[[], Any]:
+        pairs = [(x.clone(), w.clone()) for _ in range(count)]
+        order = itertools.cycle(pairs)
+        torch.cuda.synchronize()
+        free = torch.cuda.mem_get_info()[0]
+        for _ in range(4 * count if count < runs.GRAPHS else 0):  # their graphs are made
+            op(*next(order), group=group)
+        torch.cuda.synchronize()
+        used = (free - torch.cuda.mem_get_info()[0]) / 2**20
+        if used > 0:
+            print(f"{used:.0f} MiB of the GPU's memory went to {count} graphs or more")
+        return lambda: op(*next(order), group=group)
+
+    ag, rs, few, many = ops.all_gather_matmul, ops.matmul_reduce_scatter, 20, 200
+    with torch.no_grad():
+        turns = {
+            "linear": lambda: torch.nn.functional.linear(a, w),
+            "ag fluxgen": lambda: ag(x, w, group=group),
+            "rs fluxgen": lambda: rs(a, w, group=group),
+            "ag turns": in_turn(ag, x, few),
+            "rs turns": in_turn(rs, a, few),
+        }
+    found: dict[str, list[float]] = _time(turns, lambda: None)
+    for key in ("ag fluxgen", "rs fluxgen"):
+        found[f"{key}, on the GPU"] = _time_on_gpu(turns[key])
+    with torch.no_grad():
+        new = {"ag new": in_turn(ag, x, many), "rs new": in_turn(rs, a, many)}
+    return found | _time(new, lambda: None)
 
 
 def main() -> None:
@@ -185,12 +232,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worlds", type=int, nargs="+", default=WORLDS)
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--one-by-one", action="store_true")
     args = parser.parse_args()
     found = {}
     for world in args.worlds:
         for transport, run in TRANSPORTS:
             if args.alone:
-                results = [_alone(world, run)]
+                results = [_alone(world, run, args.one_by_one)]
             else:
                 problems = [Problem(s, ROWS * world, N, K, world) for s in (AG, RS)]
                 records = [record(problems[0], AG_NK, run), record(problems[1], RS_NK, STORE)]

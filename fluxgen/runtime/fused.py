@@ -1,14 +1,15 @@
 """What the fused calls of a group share on one GPU: workspace, side stream, order, memory.
 
 The calls themselves are in ``runs``. Everything is queued on the caller's current stream and one
-side stream that is joined again, so a call can be captured in a CUDA graph. Nothing here waits for
-the GPU.
+side stream that is joined again, so a call can be captured in a CUDA graph. A call waits for
+nothing; a new workspace waits for the GPU once.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes as ct
 import threading
 from collections.abc import Callable, Iterator
 
@@ -18,7 +19,7 @@ from fluxgen.core.errors import CommTimeout
 from fluxgen.core.problem import Op
 from fluxgen.runtime import kernels
 from fluxgen.runtime.dispatch import Winner
-from fluxgen.runtime.loader import ErrorText
+from fluxgen.runtime.loader import CallGraphs, ErrorText
 from fluxgen.runtime.symmetric import LocalPart, SymmetricWorkspace
 from fluxgen.runtime.workspace import aligned, half_bytes, stage_bytes
 
@@ -27,6 +28,9 @@ __all__ = ["ITEM", "Fused", "Queue"]
 TRANSPORT_SMS = 2
 """SMs that the GEMM leaves to the transport's one-thread kernels: one cluster of two. A kernel that
 spins on all SMs would keep them from starting, and wait for them."""
+
+GRAPHS_OF_ALL = 512
+"""CUDA graphs kept of all calls of a group, at up to 0.3 MiB of the GPU's memory (measured)."""
 
 SHARED_GPU_SMS = 4
 """The same where ranks share a GPU: there the copies themselves run on SMs."""
@@ -63,6 +67,7 @@ class Fused:
         device: this rank's GPU. arch: of the kernels.
 
     Attributes:
+        generation: of the workspace; argument structs for another are made again.
         empty: an uninitialised tensor on the current GPU, of size, strides and type.
         text: for the library's errors, of whoever holds the queue's lock.
     """
@@ -75,6 +80,9 @@ class Fused:
         self.queue = _queues[device.index]
         self.workspace: SymmetricWorkspace | None = None
         self._kept: list[SymmetricWorkspace] = []
+        self.generation = 0
+        self.graphs_left = ct.c_int64(GRAPHS_OF_ALL)
+        self._of_runs: list[CallGraphs] = []
         with torch.cuda.device(device):
             # A high priority: its kernels come before the blocks of a GEMM.
             self._side = torch.cuda.Stream(device, priority=-1)
@@ -95,18 +103,40 @@ class Fused:
     def allocate(self, winner: Winner) -> LocalPart:
         """Memory for a workspace that serves this call and all before it. Outside of captures."""
         stage, half, scratch = _needs(winner)
-        if self.workspace is not None:
-            # Calls in flight on the old one end first: it may be freed when it is replaced.
-            torch.cuda.synchronize(self.device)
-            stage, half = max(stage, self.workspace.stage), max(half, self.workspace.half)
-            scratch = max(scratch, self.workspace.scratch.numel())
-        return LocalPart(self.device, stage, half, scratch)
+        with self.alone():  # no other thread's capture: it would be broken by what waits here
+            if self.workspace is not None:
+                # Calls in flight on the old one end first: it is freed when it is replaced.
+                torch.cuda.synchronize(self.device)
+                stage, half = max(stage, self.workspace.stage), max(half, self.workspace.half)
+                scratch = max(scratch, self.workspace.scratch.numel())
+            return LocalPart(self.device, stage, half, scratch)
 
     def adopt(self, workspace: SymmetricWorkspace) -> None:
-        """Use ``workspace`` from now on; one that a graph has captured is kept for its replays."""
-        if self.workspace is not None and self.workspace.captured:
-            self._kept.append(self.workspace)
-        self.workspace = workspace
+        """Use ``workspace`` from now on; one that a graph has captured is kept for its replays.
+
+        Whatever refers to another is let go of here, where no capture is going on: freeing
+        symmetric memory waits for the GPU, which a capture forbids.
+        """
+        with self.alone():
+            if self.workspace is not None:
+                torch.cuda.synchronize(self.device)
+                if self.workspace.captured:
+                    self._kept.append(self.workspace)
+            self.generation += 1  # first: whoever finds the old one uses what is freed next
+            self.workspace = workspace
+            self._of_runs.clear()
+
+    def graphs(self, most: int) -> int:
+        """A handle of room for the graphs of one kind of call on the present workspace.
+
+        When all are taken, all are let go of: models meet new sizes, and forget old ones.
+        """
+        if self.graphs_left.value <= 0 and not _is_capturing():
+            self.generation += 1
+            self._of_runs.clear()
+        graphs = self.support.graphs(most, self.graphs_left)
+        self._of_runs.append(graphs)
+        return graphs.handle
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

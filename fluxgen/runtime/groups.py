@@ -139,9 +139,11 @@ class GroupState:
             self._meet(call)
         assert self._ledger is not None
         gathers = call.op is Op.AG_GEMM
+        elsewhere = decision.path == "fused" and self._on_another_gpu(call)
         common = {
             "dtype": str(call.dtype),
             "device": call.device.type,
+            "GPU": "another than before" if elsewhere else "as before",
             "cut dim": str(call.cut),
             "leading sizes": str(list(call.sizes)),
             "width": str(call.k if gathers else call.ns[0]),
@@ -159,7 +161,17 @@ class GroupState:
                 "artefacts": ",".join(winner.artefacts),
             }
         name = "all_gather" if gathers else "reduce_scatter"
-        return self._ledger.settle(name, Statement(common, local, choice, decision.reason))
+        agreed = self._ledger.settle(name, Statement(common, local, choice, decision.reason))
+        if agreed and elsewhere:  # on all ranks, or they would not have agreed
+            assert self.fused is not None
+            raise UsageError(
+                f"{call.key}: this group's fused calls have run on {self.fused.device}; found x on "
+                f"{call.device}. A rank of a group uses one GPU: make another group for the other"
+            )
+        return agreed
+
+    def _on_another_gpu(self, call: Call) -> bool:
+        return self.fused is not None and call.device != self.fused.device
 
     def _meet(self, call: Call) -> None:
         """The group's first comparison: versions, and where the ranks are."""

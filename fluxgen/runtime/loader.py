@@ -134,7 +134,7 @@ class FusedKernel(_Library):
 
 
 class SupportKernels(_Library):
-    """The support library: begin and pull (ag_gemm), reduce (gemm_rs), order of streams.
+    """The support library: whole calls, as graphs or not, and the kernels that are not GEMMs.
 
     Raises:
         KernelError: not loadable or of another ABI.
@@ -200,9 +200,9 @@ class SupportKernels(_Library):
         if status:
             raise text.error(status)
 
-    def graphs(self, most: int) -> CallGraphs:
-        """Room for the graphs of one kind of call, at most so many."""
-        return CallGraphs(self, most)
+    def graphs(self, most: int, left: ct.c_int64) -> CallGraphs:
+        """Room for the graphs of one kind of call, at most so many, and ``left`` of all kinds."""
+        return CallGraphs(self, most, left)
 
 
 class CallGraphs:
@@ -211,10 +211,17 @@ class CallGraphs:
     The support library makes them, from the second call on, and launches them.
     """
 
-    def __init__(self, support: SupportKernels, most: int) -> None:
-        self.handle: int = support._graphs(ct.c_int64(most))
+    def __init__(self, support: SupportKernels, most: int, left: ct.c_int64) -> None:
+        self.handle: int = support._graphs(ct.c_int64(most), ct.byref(left))
         self._made = support._graphs_made
-        weakref.finalize(self, support._graphs_free, ct.c_void_p(self.handle))
+        free = support._graphs_free
+
+        def release(handle: ct.c_void_p, left: ct.c_int64) -> None:
+            free(handle)
+            del left  # counted up until here
+
+        # Not when the interpreter ends: a daemon thread may still be launching them.
+        weakref.finalize(self, release, ct.c_void_p(self.handle), left).atexit = False
 
     def __len__(self) -> int:
         return int(self._made(ct.c_void_p(self.handle)))

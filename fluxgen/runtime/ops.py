@@ -92,7 +92,10 @@ def all_gather_matmul(
             *_layout(x), *_layout(w),
             None if bias is None else _layout(bias), gather_dim, gather_size, return_gathered,
         )  # fmt: skip
-        run = state.fast.get(key)
+        try:
+            run = state.fast.get(key)
+        except TypeError:  # not hashable: the checks below say what it should be
+            key = run = None
         if run is not None:
             return run(x, w, bias, return_gathered)
     single = isinstance(w, torch.Tensor)
@@ -130,7 +133,7 @@ def all_gather_matmul(
         size,
         return_gathered or keep,
     )
-    if key is not None:
+    if state is not None and key is not None and key not in state.fast:
         slow_key = (Op.AG_GEMM, *_gather_key(x, weights, dim, size, return_gathered))
         _remember(group, key, x, weights[0], slow_key)
     y = outs[0] if single else list(outs[: len(weights)])
@@ -176,7 +179,10 @@ def matmul_reduce_scatter(
             *_layout(x), *_layout(w),
             None if bias is None else _layout(bias), scatter_dim, reduce_op, bias_mode,
         )  # fmt: skip
-        run = state.fast.get(key)
+        try:
+            run = state.fast.get(key)
+        except TypeError:  # not hashable: the checks below say what it should be
+            key = run = None
         if run is not None:
             return run(x, w, bias)
     name, tp = group_of(group)
@@ -196,7 +202,7 @@ def matmul_reduce_scatter(
     out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
         x, w, bias, name, tp, dim, part, reduce_op, bias_mode
     )
-    if key is not None:
+    if state is not None and key is not None and key not in state.fast:
         slow_key = (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode))
         _remember(group, key, x, w, slow_key)
     return out
@@ -268,7 +274,7 @@ def _is_plain_call(*tensors: Any) -> bool:
     """Whether a call is plain eager inference, where the custom op's dispatch only costs time.
 
     It takes several times as long as a small matmul. Whoever wants to see the op (compilers,
-    tracers, modes, tensor subclasses, function transforms, autograd) still gets it.
+    tracers, dispatch modes, tensor subclasses, function transforms, autograd) still gets it.
     """
     if _is_compiling():
         return False
@@ -294,7 +300,7 @@ def _remember(
 ) -> None:
     """Let the next such call go straight to its launches, if it has any."""
     state = _fast_state(group)
-    entry = None if state is None or key in state.fast else state.find(slow_key)
+    entry = None if state is None else state.find(slow_key)
     if state is not None and entry is not None:
         if len(state.fast) >= MAX_ENTRIES:
             state.fast.clear()

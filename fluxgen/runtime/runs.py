@@ -58,21 +58,23 @@ class _Run:
         self.plain = call.cut == 0
         rows = self.first.m if call.op is Op.AG_GEMM else self.first.m_local
         self._lead = (rows // math.prod(call.sizes[1:]), *call.sizes[1:]) if self.plain else (rows,)
-        self._workspace: SymmetricWorkspace | None = None
+        self._generation = -1
 
     def _current(self) -> SymmetricWorkspace:
-        """The group's workspace; the structs are made again if it is not theirs."""
-        workspace = self.fused.workspace
+        """The group's workspace; the structs are made again if they are for another."""
+        fused = self.fused
+        workspace = fused.workspace
         assert workspace is not None
-        if workspace is not self._workspace:
-            self._graphs = self.fused.support.graphs(GRAPHS)
+        if fused.generation != self._generation:
+            self._graphs = fused.graphs(GRAPHS)  # may begin another generation
             self._direct, self._strides = False, ()
-            self._build(workspace.group, self._graphs.handle)
-            self._workspace = workspace
+            self._build(workspace.group, self._graphs)
+            self._generation = fused.generation
         return workspace
 
     _call: Any
-    _graphs: Any
+    _graphs: int
+    """Handle of the graphs, which ``fused`` owns."""
     _direct: bool
     """Whether the call's struct says to launch one by one."""
     _strides: tuple[int, ...]
@@ -82,8 +84,8 @@ class _Run:
         raise NotImplementedError
 
     def _launch_one_by_one(self, direct: bool) -> None:
+        self._call.graphs = None if direct else self._graphs
         self._direct = direct
-        self._call.graphs = None if direct else self._graphs.handle
 
     def _gemm(self, group: abi.Group, problem: Problem) -> tuple[FusedKernel, abi.GemmArgs]:
         """The kernel and the arguments of a GEMM of this call."""
@@ -131,7 +133,7 @@ class GatherRun(_Run):
 
     def _build(self, group: abi.Group, graphs: int) -> None:
         winner, first, fused = self.winner, self.first, self.fused
-        by_copies = winner.run.transport is Transport.COPY_ENGINE_PULL and first.tp > 1
+        by_copies = winner.run.transport is Transport.COPY_ENGINE_PULL
         self._begin = abi.BeginArgs(
             group=group, rows=first.m_local, row_bytes=first.k * ITEM, pull=not by_copies
         )
@@ -245,17 +247,18 @@ class GatherRun(_Run):
         return outs
 
     def _gather_into(self, address: int) -> None:
-        self._gathered = self._begin.gathered = address
+        self._begin.gathered = address
         if self._pull is not None:
             self._pull.gathered = address
         for args, _, _ in self._outs:
             args.a = address
+        self._gathered = address
 
     def _set_strides(self, strides: tuple[int, ...]) -> None:
-        self._strides = strides
         self._begin.row_stride_bytes = strides[0] * ITEM
         for (args, _, _), stride in zip(self._outs, strides[1:], strict=True):
             args.b_row_stride = stride
+        self._strides = strides
 
 
 class ScatterRun(_Run):
@@ -320,8 +323,8 @@ class ScatterRun(_Run):
         dispatch.note(self.decision)
         out = fused.empty(*self._out, self.dtype)
         if strides != self._strides:
-            self._strides = strides
             args.a_row_stride, args.b_row_stride = strides
+            self._strides = strides
         args.a, args.b, reduce.d = x, w, out.data_ptr()
         reduce.bias = None if bias is None else bias.data_ptr()
         if capturing is not self._direct:

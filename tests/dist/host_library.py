@@ -65,7 +65,7 @@ class Support:
     def order(self, before: int, after: int, event: int) -> None:
         self.calls.append("order")
 
-    def graphs(self, most: int) -> Any:
+    def graphs(self, most: int, left: ct.c_int64) -> Any:
         return mock.Mock(handle=most)
 
     def gather(self, call: int, stream: int, text: Any) -> None:
@@ -182,7 +182,8 @@ def host_library(
         made.device, made.support, made.sms, made.reserved = device, support, 132, 2
         made.index, made.empty, made.text = -1, empty, None
         made.queue = fused.Queue()
-        made.workspace, made._kept = None, []
+        made.workspace, made._kept, made._of_runs = None, [], []
+        made.generation, made.graphs_left = 0, ct.c_int64(8)
         made.copy = made.forked = made.joined = made._ordered = 1
         made._broken = None
         return made

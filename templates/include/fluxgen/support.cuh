@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "fluxgen/calls.h"
@@ -12,46 +13,95 @@
 
 namespace fluxgen {
 
-// A node of a graph and the arguments that it has.
-template <class Args>
-struct GraphNode {
-  cudaGraphNode_t node = nullptr;
-  Args args{};
-};
-
-// A whole call as a CUDA graph: one launch in place of two to a hundred. Other operands are given to
-// its nodes; launches in flight keep theirs. Its copies cannot be changed.
+// The CUDA graph of one kind of call, captured once, and its nodes that have arguments.
 struct CallGraph {
   cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  uint64_t operands = 0;  // a hash of where they are
-  GraphNode<fluxgen_begin_args> begin;
-  GraphNode<fluxgen_reduce_args> reduce;
-  std::vector<GraphNode<fluxgen_gemm_args>> gemms;
-  fluxgen_pull_args pull{};
+  cudaGraphNode_t begin = nullptr;  // or null
+  cudaGraphNode_t reduce = nullptr;
+  std::vector<cudaGraphNode_t> gemms;
+  std::vector<cudaGraphNode_t> copies;  // of the transport, in its order
 
   CallGraph() = default;
   CallGraph(CallGraph const&) = delete;
   ~CallGraph() {
-    if (exec != nullptr) {
-      cudaGraphExecDestroy(exec);
-    }
     if (graph != nullptr) {
       cudaGraphDestroy(graph);
     }
   }
 };
 
-// The graphs of one kind of call, for the operands that it is made with over and over: the layers
-// of a model, each with its weight and, from step to step, with the same activations.
+// One executable graph, and the arguments that its nodes have. It runs a whole call in one launch,
+// in place of two to a hundred. Launches in flight keep the arguments that they were made with.
+struct ReadyCall {
+  cudaGraphExec_t exec = nullptr;
+  uint64_t operands = 0;  // a hash of where they are
+  fluxgen_begin_args begin{};
+  fluxgen_reduce_args reduce{};
+  fluxgen_pull_args pull{};
+  std::vector<fluxgen_gemm_args> gemms;
+
+  ReadyCall() = default;
+  ReadyCall(ReadyCall const&) = delete;
+  ~ReadyCall() {
+    if (exec != nullptr) {
+      cudaGraphExecDestroy(exec);
+    }
+  }
+};
+
+constexpr int kFailures = 3;         // to make or update a graph, until no more is tried
+constexpr size_t kRemembered = 256;  // operands that a kind of call was last made with
+constexpr uint32_t kRenewed = 8;     // of so many calls that find no room, one replaces another
+
+// The ready graphs of one kind of call, for the operands that it is made with over and over: the
+// layers of a model, each with its weight and, from step to step, with the same activations. The
+// first of them is given the operands of all calls that have none of their own.
 struct CallGraphs {
-  explicit CallGraphs(int64_t most_graphs) : most(size_t(most_graphs)) {}
+  CallGraphs(int64_t most_ready, int64_t* left_of_all)
+      : most(size_t(most_ready)), left(left_of_all) {}
+  CallGraphs(CallGraphs const&) = delete;
+  ~CallGraphs() { *left += int64_t(ready.size()); }
 
   size_t most;
-  bool ran = false;     // its kernels are loaded
-  bool failed = false;  // no graph can be made of it
+  int64_t* left;     // how many more there may be of all kinds that share it
+  bool ran = false;  // its kernels are loaded
+  int failures = 0;
   uint32_t dice = 1;
-  std::vector<std::unique_ptr<CallGraph>> made;
+  std::unique_ptr<CallGraph> graph;
+  std::vector<std::unique_ptr<ReadyCall>> ready;
+  std::vector<uint64_t> seen;
+  size_t next_seen = 0;
+
+  uint32_t roll(uint32_t sides) {
+    dice = dice * 1664525u + 1013904223u;
+    return (dice >> 16) % sides;
+  }
+  bool full() const { return ready.size() >= most || *left <= 0; }
+  // Whether these operands have been here before; from now on they have.
+  bool returns(uint64_t operands) {
+    for (uint64_t other : seen) {
+      if (other == operands) {
+        return true;
+      }
+    }
+    if (seen.size() < kRemembered) {
+      seen.push_back(operands);
+    } else {
+      seen[next_seen] = operands;
+      next_seen = (next_seen + 1) % kRemembered;
+    }
+    return false;
+  }
+  void forget(ReadyCall const* call) {
+    for (std::unique_ptr<ReadyCall>& each : ready) {
+      if (each.get() == call) {
+        std::swap(each, ready.back());
+        ready.pop_back();
+        ++*left;
+        return;
+      }
+    }
+  }
 };
 
 // The node of what was last queued on a capturing stream.
@@ -73,16 +123,14 @@ inline cudaError_t last_node(cudaStream_t stream, cudaGraphNode_t* node) {
   return error;
 }
 
-// Queue the kernel of `args`; where `into` is given, the stream is capturing and it gets the node.
+// Queue the kernel of `args`; where `node` is given, the stream is capturing.
 template <class Args>
-int queue_kernel(Args const& args, cudaStream_t stream, GraphNode<Args>* into, char* message,
+int queue_kernel(Args const& args, cudaStream_t stream, cudaGraphNode_t* node, char* message,
                  int64_t size) {
   int const status = launch(args, stream, message, size);
-  if (status != FLUXGEN_OK || into == nullptr) {
-    return status;
-  }
-  into->args = args;
-  return cuda_status(last_node(stream, &into->node), "capture", message, size);
+  return status != FLUXGEN_OK || node == nullptr
+             ? status
+             : cuda_status(last_node(stream, node), "capture", message, size);
 }
 
 inline int queue_gemm(fluxgen_gemm_call const& gemm, cudaStream_t stream, CallGraph* into,
@@ -91,17 +139,13 @@ inline int queue_gemm(fluxgen_gemm_call const& gemm, cudaStream_t stream, CallGr
   if (status != FLUXGEN_OK || into == nullptr) {
     return status;
   }
-  GraphNode<fluxgen_gemm_args> added;
-  added.args = *gemm.args;
-  int const captured = cuda_status(last_node(stream, &added.node), "capture", message, size);
-  into->gemms.push_back(added);
-  return captured;
+  into->gemms.push_back(nullptr);
+  return cuda_status(last_node(stream, &into->gemms.back()), "capture", message, size);
 }
 
-// Queue a call launch by launch.
-inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CallGraph* into,
-                 char* message, int64_t size) {
-  cudaStream_t const copy = static_cast<cudaStream_t>(call.copy);
+// Queue a call launch by launch, the copies on `copy`; where `into` is given, that is a capture.
+inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, cudaStream_t copy,
+                 CallGraph* into, char* message, int64_t size) {
   int chunks = 0;
   if (call.pull != nullptr) {  // before a peer is told anything
     if (int const status = check_pull(*call.pull, &chunks, message, size)) {
@@ -115,7 +159,14 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CallGraph
     status = order(stream, copy, static_cast<cudaEvent_t>(call.forked), message, size);
   }
   if (forks && status == FLUXGEN_OK) {
-    status = cuda_status(queue_pulls(*call.pull, chunks, copy), "pull", message, size);
+    auto const note = [&] {
+      if (into == nullptr) {
+        return cudaSuccess;
+      }
+      into->copies.push_back(nullptr);
+      return last_node(copy, &into->copies.back());
+    };
+    status = cuda_status(queue_pulls(*call.pull, chunks, copy, note), "pull", message, size);
   }
   for (int64_t i = 0; i < call.count && status == FLUXGEN_OK; ++i) {
     status = queue_gemm(call.gemms[i], stream, into, message, size);
@@ -129,8 +180,8 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CallGraph
   return status;
 }
 
-inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CallGraph* into,
-                 char* message, int64_t size) {
+inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, cudaStream_t,
+                 CallGraph* into, char* message, int64_t size) {
   int const status = queue_gemm(call.gemm, stream, into, message, size);
   return status == FLUXGEN_OK
              ? queue_kernel(*call.reduce, stream, into != nullptr ? &into->reduce : nullptr,
@@ -138,31 +189,29 @@ inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CallGrap
              : status;
 }
 
-inline fluxgen_pull_args const* pulls_of(fluxgen_gather_call const& call) { return call.pull; }
-inline fluxgen_pull_args const* pulls_of(fluxgen_scatter_call const&) { return nullptr; }
+inline cudaStream_t copies_of(fluxgen_gather_call const& call) {
+  return static_cast<cudaStream_t>(call.copy);
+}
+inline cudaStream_t copies_of(fluxgen_scatter_call const&) { return nullptr; }
 
 template <class Args>
 bool same(Args const& a, Args const& b) {
   return std::memcmp(&a, &b, sizeof(Args)) == 0;
 }
-inline bool same_gemms(CallGraph const& graph, fluxgen_gemm_call const* gemms) {
-  for (size_t i = 0; i < graph.gemms.size(); ++i) {
-    if (!same(graph.gemms[i].args, *gemms[i].args)) {
+inline bool same_gemms(ReadyCall const& ready, fluxgen_gemm_call const* gemms) {
+  for (size_t i = 0; i < ready.gemms.size(); ++i) {
+    if (!same(ready.gemms[i], *gemms[i].args)) {
       return false;
     }
   }
   return true;
 }
-inline bool same_copies(CallGraph const& graph, fluxgen_gather_call const& call) {
-  return call.pull == nullptr || same(graph.pull, *call.pull);
+inline bool serves(ReadyCall const& ready, fluxgen_gather_call const& call) {
+  return same(ready.begin, *call.begin) && same_gemms(ready, call.gemms) &&
+         (call.pull == nullptr || same(ready.pull, *call.pull));
 }
-inline bool same_copies(CallGraph const&, fluxgen_scatter_call const&) { return true; }
-inline bool serves(CallGraph const& graph, fluxgen_gather_call const& call) {
-  return same(graph.begin.args, *call.begin) && same_gemms(graph, call.gemms) &&
-         same_copies(graph, call);
-}
-inline bool serves(CallGraph const& graph, fluxgen_scatter_call const& call) {
-  return same_gemms(graph, &call.gemm) && same(graph.reduce.args, *call.reduce);
+inline bool serves(ReadyCall const& ready, fluxgen_scatter_call const& call) {
+  return same_gemms(ready, &call.gemm) && same(ready.reduce, *call.reduce);
 }
 
 inline uint64_t mix(uint64_t hash, void const* address) {
@@ -179,108 +228,166 @@ inline uint64_t operands(fluxgen_scatter_call const& call) {
   return mix(mix(mix(1, call.gemm.args->a), call.gemm.args->b), call.reduce->d);
 }
 
-// Give the nodes of a graph the arguments of a call.
+// Give the nodes of a ready graph the arguments of a call, those that differ.
 template <class Args>
-int refresh(GraphNode<Args>& node, Args const& args, cudaGraphExec_t exec, char* message,
-            int64_t size) {
-  int const status =
-      same(node.args, args) ? FLUXGEN_OK : update(args, exec, node.node, message, size);
+int refresh_kernel(cudaGraphExec_t exec, cudaGraphNode_t node, Args& has, Args const& args) {
+  if (same(has, args)) {
+    return FLUXGEN_OK;
+  }
+  int const status = update(args, exec, node, nullptr, 0);
   if (status == FLUXGEN_OK) {
-    node.args = args;
+    has = args;
   }
   return status;
 }
-inline int refresh(CallGraph& graph, fluxgen_gemm_call const* gemms, char* message, int64_t size) {
+inline int refresh_gemms(CallGraph const& graph, ReadyCall& ready, fluxgen_gemm_call const* gemms) {
   int status = FLUXGEN_OK;
-  for (size_t i = 0; i < graph.gemms.size() && status == FLUXGEN_OK; ++i) {
-    GraphNode<fluxgen_gemm_args>& node = graph.gemms[i];
-    if (!same(node.args, *gemms[i].args)) {
-      status = gemms[i].update(gemms[i].args, graph.exec, node.node, message, size);
+  for (size_t i = 0; i < ready.gemms.size() && status == FLUXGEN_OK; ++i) {
+    if (!same(ready.gemms[i], *gemms[i].args)) {
+      status = gemms[i].update(gemms[i].args, ready.exec, graph.gemms[i], nullptr, 0);
     }
     if (status == FLUXGEN_OK) {
-      node.args = *gemms[i].args;
+      ready.gemms[i] = *gemms[i].args;
     }
   }
   return status;
 }
-inline int refresh(CallGraph& graph, fluxgen_gather_call const& call, char* message,
-                   int64_t size) {
-  int const status = refresh(graph.begin, *call.begin, graph.exec, message, size);
-  return status == FLUXGEN_OK ? refresh(graph, call.gemms, message, size) : status;
+inline int refresh_copies(CallGraph const& graph, ReadyCall& ready, fluxgen_pull_args const& args) {
+  if (same(ready.pull, args)) {
+    return FLUXGEN_OK;
+  }
+  int chunks = 0;
+  int status = check_pull(args, &chunks, nullptr, 0);
+  for (size_t i = 0; i < graph.copies.size() && status == FLUXGEN_OK; ++i) {
+    status = cuda_status(
+        update_copy(pull_copy(args, chunks, int(i)), ready.exec, graph.copies[i]), "", nullptr, 0);
+  }
+  if (status == FLUXGEN_OK) {
+    ready.pull = args;
+  }
+  return status;
 }
-inline int refresh(CallGraph& graph, fluxgen_scatter_call const& call, char* message,
-                   int64_t size) {
-  int const status = refresh(graph, &call.gemm, message, size);
-  return status == FLUXGEN_OK ? refresh(graph.reduce, *call.reduce, graph.exec, message, size)
-                              : status;
+inline int refresh(CallGraph const& graph, ReadyCall& ready, fluxgen_gather_call const& call) {
+  int status = refresh_kernel(ready.exec, graph.begin, ready.begin, *call.begin);
+  if (status == FLUXGEN_OK && call.pull != nullptr) {
+    status = refresh_copies(graph, ready, *call.pull);
+  }
+  return status == FLUXGEN_OK ? refresh_gemms(graph, ready, call.gemms) : status;
+}
+inline int refresh(CallGraph const& graph, ReadyCall& ready, fluxgen_scatter_call const& call) {
+  int const status = refresh_gemms(graph, ready, &call.gemm);
+  return status == FLUXGEN_OK
+             ? refresh_kernel(ready.exec, graph.reduce, ready.reduce, *call.reduce)
+             : status;
 }
 
-// The graph of a call, by capturing it: nothing runs. Null if none can be made.
+// What the nodes of a graph that was captured from a call have.
+inline void describe(ReadyCall& ready, fluxgen_gather_call const& call) {
+  ready.begin = *call.begin;
+  for (int64_t i = 0; i < call.count; ++i) {
+    ready.gemms.push_back(*call.gemms[i].args);
+  }
+  if (call.pull != nullptr) {
+    ready.pull = *call.pull;
+  }
+}
+inline void describe(ReadyCall& ready, fluxgen_scatter_call const& call) {
+  ready.gemms.push_back(*call.gemm.args);
+  ready.reduce = *call.reduce;
+}
+
+// Capture a call: nothing runs. On streams of its own: the caller's may be one that cannot capture,
+// and the copies' may be in use elsewhere. Null if it cannot be captured.
 template <class Call>
-std::unique_ptr<CallGraph> make_graph(Call const& call) {
+std::unique_ptr<CallGraph> capture(Call const& call) {
   auto graph = std::make_unique<CallGraph>();
-  if (pulls_of(call) != nullptr) {
-    graph->pull = *pulls_of(call);
-  }
-  cudaStream_t stream = nullptr;  // the caller's may be one that cannot capture
-  bool made = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess;
-  if (made && cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess) {
-    int const status = queue(call, stream, graph.get(), nullptr, 0);
+  cudaStream_t stream = nullptr, copy = nullptr;
+  int lowest = 0, highest = 0;
+  cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+  bool made = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
+              cudaStreamCreateWithPriority(&copy, cudaStreamNonBlocking, highest) == cudaSuccess &&
+              cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+  if (made) {
+    int const status = queue(call, stream, copy, graph.get(), nullptr, 0);
     cudaError_t const ended = cudaStreamEndCapture(stream, &graph->graph);
-    // The copies come before the blocks of a GEMM, as on the stream that they were captured from.
-    made = status == FLUXGEN_OK && ended == cudaSuccess &&
-           cudaGraphInstantiate(&graph->exec, graph->graph,
-                                cudaGraphInstantiateFlagUseNodePriority) == cudaSuccess;
-  } else {
-    made = false;
+    made = status == FLUXGEN_OK && ended == cudaSuccess;
   }
-  if (stream != nullptr) {
-    cudaStreamDestroy(stream);
+  for (cudaStream_t each : {stream, copy}) {
+    if (each != nullptr) {
+      cudaStreamDestroy(each);
+    }
   }
   if (!made) {
-    cudaGetLastError();
     graph.reset();
   }
   return graph;
 }
 
-// The graph with the arguments of a call: one that has them, else a new one, else one that is given
-// them. Which one that is, is left to chance: a model with more layers than there are graphs would
-// find none again if it were the oldest. Null: the call is to be queued launch by launch.
+// A ready graph with the arguments of a call, or null.
 template <class Call>
-CallGraph* graph_for(CallGraphs& graphs, Call const& call, int* status, char* message,
-                     int64_t size) {
-  if (!graphs.ran || graphs.failed || graphs.most == 0) {
+std::unique_ptr<ReadyCall> make_ready(CallGraphs& graphs, Call const& call) {
+  auto ready = std::make_unique<ReadyCall>();
+  if (graphs.graph == nullptr) {
+    graphs.graph = capture(call);
+    if (graphs.graph == nullptr) {
+      return nullptr;
+    }
+    describe(*ready, call);
+  } else {
+    ready->gemms.resize(graphs.graph->gemms.size());  // of no arguments that a call could have
+  }
+  // Kernels of the copies' stream keep its priority: they come before the blocks of a GEMM.
+  if (cudaGraphInstantiate(&ready->exec, graphs.graph->graph,
+                           cudaGraphInstantiateFlagUseNodePriority) != cudaSuccess ||
+      refresh(*graphs.graph, *ready, call) != FLUXGEN_OK) {
+    return nullptr;
+  }
+  return ready;
+}
+
+// The ready graph for a call: the one with its operands; else, when they come back, one more; else
+// the first, which is given them. Null: queue the call launch by launch, also after an error, since
+// the peers do not know of it.
+template <class Call>
+ReadyCall* ready_for(CallGraphs& graphs, Call const& call) {
+  if (!graphs.ran || graphs.failures >= kFailures) {
     graphs.ran = true;
     return nullptr;
   }
   uint64_t const where = operands(call);
-  for (std::unique_ptr<CallGraph>& graph : graphs.made) {
-    if (graph->operands == where && serves(*graph, call)) {
-      return graph.get();
+  for (std::unique_ptr<ReadyCall>& ready : graphs.ready) {
+    if (ready->operands == where && serves(*ready, call)) {
+      return ready.get();
     }
   }
-  bool const full = graphs.made.size() == graphs.most;
-  graphs.dice = graphs.dice * 1664525u + 1013904223u;
-  size_t const place = full ? (graphs.dice >> 16) % graphs.most : graphs.made.size();
-  if (full && same_copies(*graphs.made[place], call)) {
-    CallGraph& graph = *graphs.made[place];
-    *status = refresh(graph, call, message, size);
-    graph.operands = where;
-    return &graph;
+  bool const returns = graphs.returns(where);
+  ReadyCall* ready = graphs.ready.empty() ? nullptr : graphs.ready.front().get();
+  if (graphs.full() ? ready == nullptr : (ready == nullptr || returns)) {
+    if (graphs.full()) {
+      return nullptr;
+    }
+    std::unique_ptr<ReadyCall> made = make_ready(graphs, call);
+    ready = made.get();
+    if (made != nullptr) {
+      graphs.ready.push_back(std::move(made));
+      --*graphs.left;
+    }
+  } else {
+    if (returns && graphs.ready.size() > 1 && graphs.roll(kRenewed) == 0) {
+      ready = graphs.ready[1 + graphs.roll(uint32_t(graphs.ready.size() - 1))].get();
+    }
+    if (refresh(*graphs.graph, *ready, call) != FLUXGEN_OK) {
+      graphs.forget(ready);
+      ready = nullptr;
+    }
   }
-  std::unique_ptr<CallGraph> graph = make_graph(call);
-  if (graph == nullptr) {
-    graphs.failed = true;
+  if (ready == nullptr) {
+    cudaGetLastError();
+    ++graphs.failures;
     return nullptr;
   }
-  graph->operands = where;
-  if (full) {
-    graphs.made[place] = std::move(graph);
-  } else {
-    graphs.made.push_back(std::move(graph));
-  }
-  return graphs.made[place].get();
+  ready->operands = where;
+  return ready;
 }
 
 // Queue a whole call on a stream.
@@ -289,17 +396,18 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
   if (int const status = check_version(call, message, size)) {
     return status;
   }
-  CallGraph* graph = nullptr;
-  int status = FLUXGEN_OK;
   if (call.graphs != nullptr) {
-    graph = graph_for(*static_cast<CallGraphs*>(call.graphs), call, &status, message, size);
+    CallGraphs& graphs = *static_cast<CallGraphs*>(call.graphs);
+    if (ReadyCall* const ready = ready_for(graphs, call)) {
+      if (cudaGraphLaunch(ready->exec, stream) == cudaSuccess) {
+        return FLUXGEN_OK;
+      }
+      cudaGetLastError();
+      graphs.forget(ready);
+      ++graphs.failures;
+    }
   }
-  if (status != FLUXGEN_OK) {
-    return status;
-  }
-  return graph == nullptr
-             ? queue(call, stream, nullptr, message, size)
-             : cuda_status(cudaGraphLaunch(graph->exec, stream), "launch of a graph", message, size);
+  return queue(call, stream, copies_of(call), nullptr, message, size);
 }
 
 }  // namespace fluxgen
@@ -336,12 +444,13 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
       fluxgen_scatter_call const* call, void* stream, char* message, int64_t size) {           \
     return fluxgen::run(*call, static_cast<cudaStream_t>(stream), message, size);              \
   }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) void* fluxgen_graphs(int64_t most) {       \
-    return new fluxgen::CallGraphs(most);                                                      \
+  extern "C" __attribute__((visibility("default"))) void* fluxgen_graphs(                       \
+      int64_t most, int64_t* left) {                                                           \
+    return new fluxgen::CallGraphs(most, left);                                                \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int64_t fluxgen_graphs_made(               \
       void const* graphs) {                                                                    \
-    return int64_t(static_cast<fluxgen::CallGraphs const*>(graphs)->made.size());              \
+    return int64_t(static_cast<fluxgen::CallGraphs const*>(graphs)->ready.size());             \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) void fluxgen_graphs_free(void* graphs) {   \
     delete static_cast<fluxgen::CallGraphs*>(graphs);                                          \

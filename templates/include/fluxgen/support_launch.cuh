@@ -178,42 +178,85 @@ inline int check_pull(fluxgen_pull_args const& args, int* chunks, char* message,
   return FLUXGEN_OK;
 }
 
-// Queue the copies on `copy`. Peers in the order that the GEMM walks: K chunks piece by piece, row
+// One copy of the transport: `rows` pieces of `width` bytes, `pitch` bytes apart in both.
+struct PullCopy {
+  int source;
+  int chunk;
+  char* to;
+  char const* from;
+  size_t width;
+  size_t rows;
+  size_t pitch;
+};
+
+// The i-th copy of a call. Peers in the order that the GEMM walks: K chunks piece by piece, row
 // chunks source by source.
-inline cudaError_t queue_pulls(fluxgen_pull_args const& args, int chunks, cudaStream_t copy) {
+inline PullCopy pull_copy(fluxgen_pull_args const& args, int chunks, int i) {
   fluxgen_group const& group = args.group;
   bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
   int64_t const extent = along_k ? args.row_bytes : args.rows;
   int64_t const piece = args.chunk_size > 0 ? args.chunk_size : extent;
-  int64_t const slab = args.rows * args.row_bytes;
   int const peers = group.world - 1;
+  int const turn = along_k ? i % peers : i / chunks;
+  PullCopy copy{};
+  copy.chunk = along_k ? i / peers : i % chunks;
+  copy.source = (group.rank + 1 + turn) % group.world;
+  int64_t const begin = copy.chunk * piece;
+  int64_t const length = begin + piece < extent ? piece : extent - begin;
+  bool const columns = along_k && chunks > 1;
+  int64_t const unit = columns ? 1 : (along_k ? args.rows : args.row_bytes);  // bytes of one of extent
+  copy.to = static_cast<char*>(args.gathered) + copy.source * args.rows * args.row_bytes +
+            begin * unit;
+  copy.from = stage(group, copy.source) + begin * unit;
+  copy.width = size_t(length * unit);
+  copy.rows = columns ? size_t(args.rows) : 1;
+  copy.pitch = size_t(args.row_bytes);
+  return copy;
+}
+
+inline cudaError_t queue_copy(PullCopy const& copy, cudaStream_t stream) {
+  return copy.rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, copy.width,
+                                          cudaMemcpyDeviceToDevice, stream)
+                        : cudaMemcpy2DAsync(copy.to, copy.pitch, copy.from, copy.pitch, copy.width,
+                                            copy.rows, cudaMemcpyDeviceToDevice, stream);
+}
+
+// The same for a node of a graph that was captured from such a copy.
+inline cudaError_t update_copy(PullCopy const& copy, cudaGraphExec_t graph, cudaGraphNode_t node) {
+  if (copy.rows == 1) {
+    return cudaGraphExecMemcpyNodeSetParams1D(graph, node, copy.to, copy.from, copy.width,
+                                              cudaMemcpyDeviceToDevice);
+  }
+  cudaMemcpy3DParms node_params{};
+  node_params.srcPtr =
+      make_cudaPitchedPtr(const_cast<char*>(copy.from), copy.pitch, copy.width, copy.rows);
+  node_params.dstPtr = make_cudaPitchedPtr(copy.to, copy.pitch, copy.width, copy.rows);
+  node_params.extent = make_cudaExtent(copy.width, copy.rows, 1);
+  node_params.kind = cudaMemcpyDeviceToDevice;
+  return cudaGraphExecMemcpyNodeSetParams(graph, node, &node_params);
+}
+
+// Queue the copies on `stream`; `note` is called after each copy.
+template <class Note>
+cudaError_t queue_pulls(fluxgen_pull_args const& args, int chunks, cudaStream_t stream, Note note) {
+  fluxgen_group const& group = args.group;
+  int const copies = (group.world - 1) * chunks;
   cudaError_t error = cudaSuccess;
   StepArguments step{group, -1, -1, -1, -1};
-  for (int i = 0; i < peers * chunks && error == cudaSuccess; ++i) {
-    int const turn = along_k ? i % peers : i / chunks;
-    int const chunk = along_k ? i / peers : i % chunks;
-    int const source = (group.rank + 1 + turn) % group.world;
-    step.next = chunk == 0 ? source : -1;
+  for (int i = 0; i < copies && error == cudaSuccess; ++i) {
+    PullCopy const copy = pull_copy(args, chunks, i);
+    step.next = copy.chunk == 0 ? copy.source : -1;
     if (step.source >= 0 || step.next >= 0) {
-      step_kernel<<<1, 1, 0, copy>>>(step);
+      step_kernel<<<1, 1, 0, stream>>>(step);
     }
-    int64_t const begin = chunk * piece;
-    int64_t const length = begin + piece < extent ? piece : extent - begin;
-    char* to = static_cast<char*>(args.gathered) + source * slab;
-    char const* from = stage(group, source);
-    if (along_k && chunks > 1) {
-      error = cudaMemcpy2DAsync(to + begin, size_t(args.row_bytes), from + begin,
-                                size_t(args.row_bytes), size_t(length), size_t(args.rows),
-                                cudaMemcpyDeviceToDevice, copy);
-    } else {
-      int64_t const unit = along_k ? args.rows : args.row_bytes;  // bytes of one of `extent`
-      error = cudaMemcpyAsync(to + begin * unit, from + begin * unit, size_t(length * unit),
-                              cudaMemcpyDeviceToDevice, copy);
+    error = queue_copy(copy, stream);
+    if (error == cudaSuccess) {
+      error = note();
     }
-    step = {group, source, chunk, chunk == chunks - 1 ? source : -1, -1};
+    step = {group, copy.source, copy.chunk, copy.chunk == chunks - 1 ? copy.source : -1, -1};
   }
-  if (peers > 0 && error == cudaSuccess) {
-    step_kernel<<<1, 1, 0, copy>>>(step);
+  if (copies > 0 && error == cudaSuccess) {
+    step_kernel<<<1, 1, 0, stream>>>(step);
   }
   cudaError_t const launched = cudaGetLastError();
   return error == cudaSuccess ? launched : error;
@@ -239,7 +282,8 @@ inline int pull(fluxgen_pull_args const& args, cudaStream_t stream, cudaStream_t
   if (int const status = order(stream, copy, forked, message, size)) {
     return status;
   }
-  return cuda_status(queue_pulls(args, chunks, copy), "pull", message, size);
+  return cuda_status(queue_pulls(args, chunks, copy, [] { return cudaSuccess; }), "pull", message,
+                     size);
 }
 
 }  // namespace fluxgen

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 
+from fluxgen.runtime import runs  # noqa: E402
 from fluxgen.runtime.dispatch import Cause, explain, strict  # noqa: E402
 from fluxgen.runtime.groups import check_timeouts, reset, state_of  # noqa: E402
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter  # noqa: E402
-from fluxgen.runtime.runs import GRAPHS  # noqa: E402
 from tests.gpu.ranks import (  # noqa: E402
     SIZES,
     Environment,
@@ -363,15 +364,16 @@ def test_a_thousand_replays(pools):  # G03, G07
     assert pools(2)(_thousand_replays) == [0, 0]
 
 
-def _operands_in_turn(groups, rank):
-    """More operands than graphs are kept of one call, then some of them again and again."""
+def _operands_in_turn(groups, rank, rows, n, k, room):
+    """More operands than graphs are kept of a call, over and over; what is not kept is replaced."""
     group, world = groups["all"], groups["all"].size()
-    rows, n, k = 72, 264, 136
+    reset(group)
+    torch.distributed.barrier(group)
     x, a = integers(1, rows * world, k), integers(2, rows * world, k)
     mine = x.chunk(world)[rank].clone()
-    ws = [integers(100 + i, n, k) for i in range(GRAPHS + 8)]
-    with torch.no_grad():
-        for i, w in enumerate([*ws] * 3):
+    ws = [integers(100 + i, n, k) for i in range(room + 4)]
+    with mock.patch.object(runs, "GRAPHS", room), torch.no_grad():
+        for i, w in enumerate([*ws] * 4):
             y, gathered = all_gather_matmul(mine, w, group=group, return_gathered=True)
             z = all_gather_matmul(mine, w, group=group)
             s = matmul_reduce_scatter(a, w, group=group)
@@ -380,13 +382,14 @@ def _operands_in_turn(groups, rank):
             check(z, want, f"call {i} without the gathered x")
             check(gathered, x, f"call {i}, gathered")
             check(s, scattered([product(a, w)] * world, rank), f"call {i}, scattered")
+            del y, gathered, z, s, want  # so that the next ones lie where these did
     return [len(graphs) for graphs in state_of(group).fused._of_runs]
 
 
-def test_operands_in_turn(pools):
-    for made in pools(2)(_operands_in_turn):
-        assert max(made) == GRAPHS
-        assert made.count(GRAPHS) >= 2, "of the plain gather and the scatter"
+@pytest.mark.parametrize(("rows", "n", "k"), [(72, 264, 136), (129, 136, 512)])
+def test_operands_in_turn(pools, rows, n, k):
+    for made in pools(2)(_operands_in_turn, rows, n, k, 8):
+        assert made == [8, 8, 8], "of the gather that returns x, the plain one, and the scatter"
 
 
 def test_one_hardware_queue():

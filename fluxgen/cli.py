@@ -169,12 +169,15 @@ def tune(
     ops: Ops = "ag_gemm,gemm_rs",
     dtype: Dtype = "bf16",
     training: Training = False,
-    evaluator: Annotated[str, typer.Option(help="auto, predict or device.")] = "auto",
+    evaluator: Annotated[str, typer.Option(help="auto, predict, device or replay:FILE.")] = "auto",
     trials: Annotated[int, typer.Option(help="Candidates per problem.")] = 16,
     timeout: Annotated[float | None, typer.Option(help="Seconds for the whole call.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL.")] = None,
     db: Db = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    record: Annotated[
+        Path | None, typer.Option(help="Append each trial to this file, for replay:FILE.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Search the best kernel and run-time configuration of every GEMM of a model."""
@@ -185,6 +188,8 @@ def tune(
 
     topology = _topology(target, link, tp)
     judge = tuning.make_evaluator(evaluator)
+    if record is not None:
+        judge = tuning.Recorder(judge, record)
     wanted = _ops(ops)
     found = counted_problems(
         model,

@@ -67,6 +67,10 @@ class KernelError(FluxgenError):
         self.code = code
 
 
+class MachineError(FluxgenError):
+    """What evaluates candidates cannot go on: no fault of a candidate, so none is blamed."""
+
+
 class AgreementError(UsageError):
     """The ranks of a group do not make the same call, or chose differently; names the ranks."""
 

@@ -5,12 +5,15 @@
 
 from fluxgen.tune.decide import decide
 from fluxgen.tune.evaluators import Evaluator, Measurement, PredictEvaluator, make_evaluator
+from fluxgen.tune.replay import Recorder, ReplayEvaluator
 from fluxgen.tune.search import TuneResult, default_storage, tune
 
 __all__ = [
     "Evaluator",
     "Measurement",
     "PredictEvaluator",
+    "Recorder",
+    "ReplayEvaluator",
     "TuneResult",
     "decide",
     "default_storage",

@@ -72,7 +72,10 @@ class Evaluator(Protocol):
     ) -> Measurement:
         """Time ``kernel`` with ``run``; both None: the unfused baseline, candidate 0.
 
-        A candidate that fails is returned with ``ok=False``; only a broken machine raises.
+        A candidate that fails is returned with ``ok=False``.
+
+        Raises:
+            MachineError: the machine is broken; nothing is said about the candidate.
         """
         ...
 
@@ -113,17 +116,23 @@ class PredictEvaluator:
 
 
 def make_evaluator(name: str) -> Evaluator:
-    """The evaluator ``predict``, or ``auto``: the best that this machine can run.
+    """The evaluator ``predict``, ``replay:FILE``, or ``auto``: the best that this machine can run.
 
     Raises:
         UnsupportedError: ``device``, which this release does not have.
-        UsageError: any other name.
+        UsageError: any other name, or a file that holds no trials.
     """
     if name in ("predict", "auto"):
         return PredictEvaluator()
+    if name.startswith("replay:"):
+        from fluxgen.tune.replay import ReplayEvaluator
+
+        return ReplayEvaluator(name.removeprefix("replay:"))
     if name == "device":
         raise UnsupportedError(
             "evaluator 'device': this release does not measure on GPUs; use 'predict' (or "
             "'auto'), whose records are marked as predicted"
         )
-    raise UsageError(f"evaluator: expected one of predict, device, auto; found {name!r}")
+    raise UsageError(
+        f"evaluator: expected one of predict, device, auto, replay:FILE; found {name!r}"
+    )

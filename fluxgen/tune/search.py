@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fluxgen import __version__
 from fluxgen.core.config import KernelConfig
-from fluxgen.core.errors import UsageError
+from fluxgen.core.errors import MachineError, UsageError
 from fluxgen.core.problem import Problem, check_int
 from fluxgen.core.record import Environment, Provenance, Record
 from fluxgen.core.settings import Settings
@@ -128,11 +128,13 @@ def tune(
             (default: as often as it is given). progress: see :data:`Progress`.
         sink: takes each record, e.g. ``Database.put``.
 
-    Ctrl-C returns what was found, with ``interrupted`` set; every finished trial is kept.
+    Ctrl-C returns what was found, with ``interrupted`` set; every finished trial is kept, also when
+    a :class:`MachineError` ends the call.
 
     Raises:
         UsageError: a nonsensical argument, a problem of another tp than the topology's world, a
             storage that cannot be opened, or Optuna is not installed.
+        MachineError: the evaluator cannot go on; the candidate at hand is not blamed for it.
     """
     check_int("trials", trials, 1, 1_000_000)
     check_int("max_kernels", max_kernels, 1, 10_000)
@@ -287,6 +289,8 @@ def _evaluate(
     kernel, run = candidate if candidate is not None else (None, None)
     try:
         return evaluator.evaluate(problem, topology, kernel, run)
+    except MachineError:
+        raise
     except Exception as error:  # one bad candidate must not end the run
         return Measurement.failure(evaluator.provenance, f"{type(error).__name__}: {error}")
 

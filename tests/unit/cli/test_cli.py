@@ -75,6 +75,17 @@ def test_tune_stores_records_that_lookup_finds(capsys, home):
     assert "fluxgen tune" in far["text"]
 
 
+def test_recorded_trials_are_replayed(capsys, home, tmp_path):
+    path = tmp_path / "trials.jsonl"
+    first = tune(capsys, "--record", str(path))
+    assert len(path.read_text().splitlines()) == 4 * len(first["records"])
+    again = run(capsys, "tune", *SMALL, "--evaluator", f"replay:{path}", "--trials", "4", "--json")
+    for record in (*first["records"], *again["records"]):
+        del record["created"]
+    assert again["records"] == first["records"]
+    assert again["evaluator"].startswith("replay-")
+
+
 def test_tune_is_deterministic_and_resumes(capsys, home):
     first = tune(capsys)
     again = tune(capsys)
@@ -104,6 +115,8 @@ def test_zero_tokens_are_dropped_with_a_message(capsys):
         (["shapes", "--model", "llama-3.1-8b", "--tp", "1.5"], ["--tp", "integer"]),
         (["tune", *SMALL, "--evaluator", "device"], ["device"]),
         (["tune", *SMALL, "--evaluator", "bogus"], ["bogus"]),
+        (["tune", *SMALL, "--evaluator", "replay:/nowhere"], ["/nowhere", "cannot read"]),
+        (["tune", *SMALL, "--record", "/"], ["record trials", "cannot write"]),
         (["tune", *SMALL, "--link", "ethernet"], ["ethernet"]),
         (["tune", *SMALL[:4], "--target", "h900"], ["h900", "h100-sxm"]),
         (["tune", *SMALL[:4], "--target", "a100-sxm-80gb"], ["sm80"]),

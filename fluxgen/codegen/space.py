@@ -196,6 +196,10 @@ AG_TRANSPORTS = (Transport.COPY_ENGINE_PULL, Transport.SM_COPY)
 """What carries ag_gemm over NVLink."""
 
 
+PANELS = (0, 1, 2, 4, 8, 16)
+"""Panel widths worth trying, in clusters along n; 0: all."""
+
+
 def panel_limit(problem: Problem, kernel: KernelConfig) -> int:
     """The widest panel: clusters along n."""
     return ceil_div(problem.n, kernel.cluster_n * kernel.tile_n)
@@ -248,7 +252,7 @@ def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Ite
     axes = (ChunkAxis.M, ChunkAxis.K) if problem.op is Op.AG_GEMM else (ChunkAxis.M,)
     for groups, panel, axis, chunks, span in product(
         group_choices(problem.op, problem.tp),
-        (0, 1, 2, 4, 8, 16),
+        PANELS,
         axes,
         (1, 2, 4, 8),
         span_choices(problem, kernel),
@@ -258,3 +262,9 @@ def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Ite
         run = RunConfig(groups, panel, axis, chunks, 0, transport, span)
         if why_illegal(problem, topology, kernel, run) is None:
             yield run
+    if problem.op is Op.AG_GEMM:
+        # The SM copy brings all before the GEMM starts: neither an order nor chunks to choose.
+        for panel, span in product(PANELS, span_choices(problem, kernel)):
+            run = RunConfig((problem.tp,), panel, transport=Transport.SM_COPY, span=span)
+            if why_illegal(problem, topology, kernel, run) is None:
+                yield run

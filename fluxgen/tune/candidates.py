@@ -1,7 +1,8 @@
 """The candidates of one problem: named choices that always decode to a legal configuration.
 
-The sampler sees five categorical parameters (kernel, groups, panel, cut, span). Whatever it picks
-is moved to the nearest legal configuration of that kernel, so an illegal one cannot be asked.
+The sampler sees five categorical parameters (kernel, groups, panel, cut, span); the transport is a
+value of cut. Whatever it picks is moved to the nearest legal configuration of that kernel, so an
+illegal one cannot be asked.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from fluxgen.codegen.space import (
     span_choices,
     why_illegal,
 )
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
-from fluxgen.core.problem import Problem, Signature
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
+from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Gpu, Topology
 from fluxgen.predict import predict
 
@@ -29,6 +30,9 @@ FINALISTS = 12
 
 Params = dict[str, str | int]
 """Values of the five parameters."""
+
+SM_COPY = "sm"
+"""The value of ``cut`` that is no cut: SMs copy whole slabs before the GEMM starts."""
 
 KNOBS = ("groups", "panel", "cut", "span")
 """The parameters that are not compiled in."""
@@ -133,6 +137,11 @@ class Candidates:
                 shapes, (0, 4), cuts, self.spans(kernel)
             )
         ]
+        if self.problem.op is Op.AG_GEMM:
+            whole = (self.problem.tp,)
+            runs += [
+                RunConfig(whole, transport=Transport.SM_COPY, span=s) for s in self.spans(kernel)
+            ]
         return [r for r in runs if why_illegal(self.problem, self.topology, kernel, r) is None]
 
     def _predict(self, kernel: KernelConfig, run: RunConfig) -> float:
@@ -154,19 +163,23 @@ class Candidates:
         legal = self.ranked_runs(kernel)
         groups = tuple(int(g) for g in str(params["groups"]).split("-"))
         cut = str(params["cut"])
-        axis, chunks = ChunkAxis(cut[0]), int(cut[1:])
         transport = default_transport(self.problem.op, self.topology.link)
+        axis, left = ChunkAxis.M, 1
+        if cut == SM_COPY:
+            transport, groups = Transport.SM_COPY, (self.problem.tp,)
+        else:
+            axis, left = ChunkAxis(cut[0]), int(cut[1:])
+        cuts = []
+        while left > 1:
+            cuts.append((axis, left))
+            left //= 2
+        cuts.append((ChunkAxis.M, 1))
         spans = dict.fromkeys((int(params["span"]), *self.spans(kernel)))
         for span, panel in product(spans, (int(params["panel"]), 0)):
-            left = chunks
-            while left > 1:
-                run = RunConfig(groups, panel, axis, left, 0, transport, span)
+            for axis, chunks in cuts:
+                run = RunConfig(groups, panel, axis, chunks, 0, transport, span)
                 if run in legal:
                     return kernel, run
-                left //= 2
-            run = RunConfig(groups, panel, ChunkAxis.M, 1, 0, transport, span)
-            if run in legal:
-                return kernel, run
         return kernel, legal[0]
 
 
@@ -174,6 +187,8 @@ def _encode(run: RunConfig) -> Params:
     return {
         "groups": "-".join(map(str, run.groups)),
         "panel": run.panel,
-        "cut": f"{run.chunk_axis.value}{run.chunks}",
+        "cut": SM_COPY
+        if run.transport is Transport.SM_COPY
+        else f"{run.chunk_axis.value}{run.chunks}",
         "span": run.span,
     }

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxgen.codegen.space import why_illegal
-from fluxgen.core.config import KernelConfig, RunConfig
+from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UnsupportedError, UsageError
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.record import Provenance
 from fluxgen.core.topology import Topology
 from fluxgen.tune import PredictEvaluator, decide, make_evaluator
-from fluxgen.tune.candidates import KNOBS, Candidates
+from fluxgen.tune.candidates import KNOBS, SM_COPY, Candidates
 from fluxgen.tune.cover import Costs, choose_kernels
 from fluxgen.tune.plan import RANKED_RUNS, RUNS_PER_KERNEL, History, next_step, shortlist
 from fluxgen.tune.seeds import heuristic_tiles, seed_kernels
@@ -104,6 +104,28 @@ def test_the_prior_is_sorted_and_its_best_is_the_best_of_all() -> None:
         for run in candidates.ranked_runs(kernel)
     )
     assert times[0] <= best * 1.02
+
+
+@pytest.mark.parametrize(
+    ("m", "copies"), [(64, Transport.SM_COPY), (4096, Transport.COPY_ENGINE_PULL)]
+)
+def test_the_transport_is_searched_with_the_rest(m: int, copies: Transport) -> None:
+    """Few rows: copied by SMs before the GEMM; many: chunk by chunk beside it."""
+    topology = Topology.of("h200", "nvlink", 8)
+    candidates = Candidates(Problem(Signature.of("ag_gemm"), m, 768, 4096, 8), topology)
+    kernel = next(iter(candidates.prior))
+    best = candidates.ranked_runs(kernel)[0]
+    assert best.transport is copies
+    both = {run.transport for run in candidates.ranked_runs(kernel)}
+    assert both == {Transport.SM_COPY, Transport.COPY_ENGINE_PULL}
+    for run in candidates.ranked_runs(kernel):
+        assert candidates.decode(candidates.encode(kernel, run)) == (kernel, run)
+    # With another grouping than it can have: the copy has none.
+    params = {**candidates.encode(kernel, best), "cut": SM_COPY, "groups": "1-7", "panel": 16}
+    decoded = candidates.decode(params)[1]
+    assert (decoded.transport, decoded.chunks, decoded.groups) == (Transport.SM_COPY, 1, (8,))
+    scatter = Candidates(Problem(Signature.of("gemm_rs"), m, 4096, 1792, 8), topology)
+    assert SM_COPY not in scatter.choices["cut"]
 
 
 def test_runs_are_searched_before_another_kernel_is_built() -> None:

@@ -67,7 +67,7 @@ class Fused:
         device: this rank's GPU. arch: of the kernels.
 
     Attributes:
-        generation: of the workspace; argument structs for another are made again.
+        generation: of the workspace and the graphs; argument structs for another are made again.
         empty: an uninitialised tensor on the current GPU, of size, strides and type.
         text: for the library's errors, of whoever holds the queue's lock.
     """

@@ -14,7 +14,7 @@ gradients on all ranks or on none: backward communicates too.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -85,19 +85,9 @@ def all_gather_matmul(
         CaptureError: the first call of this kind, inside a CUDA graph capture.
         CommTimeout: an earlier call of this group waited for a rank past its deadline.
     """
-    state = _fast_state(group)
-    key = None
-    if state is not None and _is_plain_call(x, w, *(() if bias is None else (bias,))):
-        key = (
-            *_layout(x), *_layout(w),
-            None if bias is None else _layout(bias), gather_dim, gather_size, return_gathered,
-        )  # fmt: skip
-        try:
-            run = state.fast.get(key)
-        except TypeError:  # not hashable: the checks below say what it should be
-            key = run = None
-        if run is not None:
-            return run(x, w, bias, return_gathered)
+    state, key, run = _known_call(group, x, w, bias, gather_dim, gather_size, return_gathered)
+    if run is not None:
+        return run(x, w, bias, return_gathered)
     single = isinstance(w, torch.Tensor)
     weights: list[Any] = [w] if single else _listed("w", w)
     biases: list[Any]
@@ -133,9 +123,9 @@ def all_gather_matmul(
         size,
         return_gathered or keep,
     )
-    if state is not None and key is not None and key not in state.fast:
+    if state is not None and key not in state.fast:
         slow_key = (Op.AG_GEMM, *_gather_key(x, weights, dim, size, return_gathered))
-        _remember(group, key, x, weights[0], slow_key)
+        _remember(state, key, x, weights[0], slow_key)
     y = outs[0] if single else list(outs[: len(weights)])
     return (y, outs[-1]) if return_gathered else y
 
@@ -172,19 +162,9 @@ def matmul_reduce_scatter(
             lack) are found by comparing, the first time that this call is made.
         UnsupportedError, CaptureError, CommTimeout: as :func:`all_gather_matmul`.
     """
-    state = _fast_state(group)
-    key = None
-    if state is not None and _is_plain_call(x, w, *(() if bias is None else (bias,))):
-        key = (
-            *_layout(x), *_layout(w),
-            None if bias is None else _layout(bias), scatter_dim, reduce_op, bias_mode,
-        )  # fmt: skip
-        try:
-            run = state.fast.get(key)
-        except TypeError:  # not hashable: the checks below say what it should be
-            key = run = None
-        if run is not None:
-            return run(x, w, bias)
+    state, key, run = _known_call(group, x, w, bias, scatter_dim, reduce_op, bias_mode)
+    if run is not None:
+        return run(x, w, bias)
     name, tp = group_of(group)
     _check_x(x)
     dim = _check_dim("scatter_dim", scatter_dim, x)
@@ -198,13 +178,13 @@ def matmul_reduce_scatter(
     part = x.shape[dim] // tp
     if x.shape[dim] % tp:
         part = split_sizes(x.shape[dim], tp)[_rank(name)]
-    direct = _is_plain_call(x, w, *(() if bias is None else (bias,)))
+    direct = _is_plain_call(*((x, w) if bias is None else (x, w, bias)))
     out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
         x, w, bias, name, tp, dim, part, reduce_op, bias_mode
     )
-    if state is not None and key is not None and key not in state.fast:
+    if state is not None and key not in state.fast:
         slow_key = (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode))
-        _remember(group, key, x, w, slow_key)
+        _remember(state, key, x, w, slow_key)
     return out
 
 
@@ -295,13 +275,31 @@ def _layout(t: torch.Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.get_device()
 
 
+def _known_call(
+    group: Any, x: Any, w: Any, bias: Any, *rest: Any
+) -> tuple[GroupState | None, Any, Callable[..., Any] | None]:
+    """The launches of a plain call that was made before, if it has any that need no more checks.
+
+    Returns:
+        The group's state, the call's key there, and the launches; all None for another call, whose
+        checks are still to come.
+    """
+    state = _fast_state(group)
+    if state is None or not _is_plain_call(*((x, w) if bias is None else (x, w, bias))):
+        return None, None, None
+    key = (*_layout(x), *_layout(w), None if bias is None else _layout(bias), *rest)
+    try:
+        return state, key, state.fast.get(key)
+    except TypeError:  # not hashable: the checks say what it should be
+        return None, None, None
+
+
 def _remember(
-    group: Any, key: Hashable, x: torch.Tensor, w: torch.Tensor, slow_key: Hashable
+    state: GroupState, key: Hashable, x: torch.Tensor, w: torch.Tensor, slow_key: Hashable
 ) -> None:
     """Let the next such call go straight to its launches, if it has any."""
-    state = _fast_state(group)
-    entry = None if state is None else state.find(slow_key)
-    if state is not None and entry is not None:
+    entry = state.find(slow_key)
+    if entry is not None:
         if len(state.fast) >= MAX_ENTRIES:
             state.fast.clear()
         run = entry.run

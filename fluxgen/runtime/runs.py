@@ -68,7 +68,7 @@ class _Run:
         if fused.generation != self._generation:
             self._graphs = fused.graphs(GRAPHS)  # may begin another generation
             self._direct, self._strides = False, ()
-            self._build(workspace.group, self._graphs)
+            self._build(workspace.group)
             self._generation = fused.generation
         return workspace
 
@@ -80,7 +80,7 @@ class _Run:
     _strides: tuple[int, ...]
     """Row strides of the operands that are in the structs."""
 
-    def _build(self, group: abi.Group, graphs: int) -> None:
+    def _build(self, group: abi.Group) -> None:
         raise NotImplementedError
 
     def _launch_one_by_one(self, direct: bool) -> None:
@@ -131,7 +131,7 @@ class _Run:
 class GatherRun(_Run):
     """ag_gemm."""
 
-    def _build(self, group: abi.Group, graphs: int) -> None:
+    def _build(self, group: abi.Group) -> None:
         winner, first, fused = self.winner, self.first, self.fused
         by_copies = winner.run.transport is Transport.COPY_ENGINE_PULL
         self._begin = abi.BeginArgs(
@@ -157,7 +157,7 @@ class GatherRun(_Run):
             copy=fused.copy,
             forked=fused.forked,
             joined=fused.joined,
-            graphs=graphs,
+            graphs=self._graphs,
         )
         self._call_at = ct.addressof(self._call)
 
@@ -268,7 +268,7 @@ class ScatterRun(_Run):
         super().__init__(fused, call, decision)
         self.scale = 1.0 / call.tp if call.reduce_op == "avg" else 1.0
 
-    def _build(self, group: abi.Group, graphs: int) -> None:
+    def _build(self, group: abi.Group) -> None:
         first = self.first
         kernel, self._args = self._gemm(group, first)
         self._reduce = abi.ReduceArgs(group=group, rows=first.m_local, n=first.n, scale=self.scale)
@@ -277,7 +277,7 @@ class ScatterRun(_Run):
         self._reduce.dtype = abi.DTYPES[first.signature.dtype.value]
         self._out = self._shape(first.n)
         self._call = abi.ScatterCall(
-            gemm=kernel.call(self._args), reduce=ct.addressof(self._reduce), graphs=graphs
+            gemm=kernel.call(self._args), reduce=ct.addressof(self._reduce), graphs=self._graphs
         )
         self._call_at = ct.addressof(self._call)
 

@@ -38,6 +38,7 @@ class Recorder:
 
     def __init__(self, evaluator: Evaluator, path: Path | str) -> None:
         self._evaluator, self._path = evaluator, Path(path)
+        self._methods: dict[Topology, str] = {}  # asked once: it may be another process's to say
         self.kind, self.provenance = evaluator.kind, evaluator.provenance
         try:
             with self._path.open("a", encoding="utf-8"):
@@ -47,7 +48,9 @@ class Recorder:
 
     def method(self, topology: Topology) -> str:
         """The evaluator's own."""
-        return self._evaluator.method(topology)
+        if topology not in self._methods:
+            self._methods[topology] = self._evaluator.method(topology)
+        return self._methods[topology]
 
     def evaluate(
         self,
@@ -66,7 +69,7 @@ class Recorder:
             "time_us": found.time_us if math.isfinite(found.time_us) else None,
             "baseline_us": found.baseline_us if math.isfinite(found.baseline_us) else None,
             "provenance": found.provenance.value,
-            "method": self._evaluator.method(topology),
+            "method": self.method(topology),
             "reason": found.reason,
             "kernel_failed": found.kernel_failed,
         }

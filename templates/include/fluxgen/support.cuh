@@ -362,10 +362,10 @@ ReadyCall* ready_for(CallGraphs& graphs, Call const& call) {
   }
   bool const returns = graphs.returns(where);
   ReadyCall* ready = graphs.ready.empty() ? nullptr : graphs.ready.front().get();
-  if (graphs.full() ? ready == nullptr : (ready == nullptr || returns)) {
-    if (graphs.full()) {
-      return nullptr;
-    }
+  if (ready == nullptr && graphs.full()) {
+    return nullptr;
+  }
+  if (ready == nullptr || (returns && !graphs.full())) {
     std::unique_ptr<ReadyCall> made = make_ready(graphs, call);
     ready = made.get();
     if (made != nullptr) {

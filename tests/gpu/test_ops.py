@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from unittest import mock
 
@@ -383,13 +384,21 @@ def _operands_in_turn(groups, rank, rows, n, k, room):
             check(gathered, x, f"call {i}, gathered")
             check(s, scattered([product(a, w)] * world, rank), f"call {i}, scattered")
             del y, gathered, z, s, want  # so that the next ones lie where these did
-    return [len(graphs) for graphs in state_of(group).fused._of_runs]
+        made = [len(graphs) for graphs in state_of(group).fused._of_runs]
+        held = collections.deque(maxlen=5)
+        for i, w in enumerate([*ws[:3]] * 8):  # outputs that move
+            held.append(all_gather_matmul(mine, w, group=group, return_gathered=True))
+            check(held[-1][0], product(x, w).bfloat16(), f"call {i}, moved")
+            check(held[-1][1], x, f"call {i}, moved, gathered")
+        for _, gathered in held:
+            check(gathered, x, "a gathered x that was kept")
+    return made
 
 
 @pytest.mark.parametrize(("rows", "n", "k"), [(72, 264, 136), (129, 136, 512)])
 def test_operands_in_turn(pools, rows, n, k):
     for made in pools(2)(_operands_in_turn, rows, n, k, 8):
-        assert made == [8, 8, 8], "of the gather that returns x, the plain one, and the scatter"
+        assert made == [8, 8, 8], "of the two kinds of gather and the scatter"
 
 
 def test_one_hardware_queue():

@@ -20,6 +20,7 @@ struct CallGraph {
   cudaGraphNode_t reduce = nullptr;
   std::vector<cudaGraphNode_t> gemms;
   std::vector<cudaGraphNode_t> copies;  // of the transport, in its order
+  bool fixed_copies = false;            // they have several pieces each
 
   CallGraph() = default;
   CallGraph(CallGraph const&) = delete;
@@ -167,6 +168,9 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, cudaStrea
       return last_node(copy, &into->copies.back());
     };
     status = cuda_status(queue_pulls(*call.pull, chunks, copy, note), "pull", message, size);
+    if (into != nullptr && !into->copies.empty()) {
+      into->fixed_copies = pull_copy(*call.pull, chunks, 0).rows != 1;
+    }
   }
   for (int64_t i = 0; i < call.count && status == FLUXGEN_OK; ++i) {
     status = queue_gemm(call.gemms[i], stream, into, message, size);
@@ -267,6 +271,32 @@ inline int refresh_copies(CallGraph const& graph, ReadyCall& ready, fluxgen_pull
   }
   return status;
 }
+// Before a graph is instantiated for a call: its copies of several pieces, which cannot be given
+// other addresses afterwards.
+inline int place_copies(CallGraph const& graph, ReadyCall& ready, fluxgen_gather_call const& call) {
+  if (!graph.fixed_copies) {
+    return FLUXGEN_OK;
+  }
+  int chunks = 0;
+  int status = check_pull(*call.pull, &chunks, nullptr, 0);
+  for (size_t i = 0; i < graph.copies.size() && status == FLUXGEN_OK; ++i) {
+    status = cuda_status(update_copy(pull_copy(*call.pull, chunks, int(i)), graph.copies[i]), "",
+                         nullptr, 0);
+  }
+  ready.pull = *call.pull;
+  return status;
+}
+inline int place_copies(CallGraph const&, ReadyCall&, fluxgen_scatter_call const&) {
+  return FLUXGEN_OK;
+}
+// Whether a ready graph can be given the operands of a call.
+inline bool can_refresh(CallGraph const& graph, ReadyCall const& ready,
+                        fluxgen_gather_call const& call) {
+  return !graph.fixed_copies || same(ready.pull, *call.pull);
+}
+inline bool can_refresh(CallGraph const&, ReadyCall const&, fluxgen_scatter_call const&) {
+  return true;
+}
 inline int refresh(CallGraph const& graph, ReadyCall& ready, fluxgen_gather_call const& call) {
   int status = refresh_kernel(ready.exec, graph.begin, ready.begin, *call.begin);
   if (status == FLUXGEN_OK && call.pull != nullptr) {
@@ -335,6 +365,9 @@ std::unique_ptr<ReadyCall> make_ready(CallGraphs& graphs, Call const& call) {
     describe(*ready, call);
   } else {
     ready->gemms.resize(graphs.graph->gemms.size());  // of no arguments that a call could have
+    if (place_copies(*graphs.graph, *ready, call) != FLUXGEN_OK) {
+      return nullptr;
+    }
   }
   // Kernels of the copies' stream keep its priority: they come before the blocks of a GEMM.
   if (cudaGraphInstantiate(&ready->exec, graphs.graph->graph,
@@ -346,8 +379,8 @@ std::unique_ptr<ReadyCall> make_ready(CallGraphs& graphs, Call const& call) {
 }
 
 // The ready graph for a call: the one with its operands; else, when they come back, one more; else
-// the first, which is given them. Null: queue the call launch by launch, also after an error, since
-// the peers do not know of it.
+// the first, which is given them, if it can be. Null: queue the call launch by launch, also after an
+// error, since the peers do not know of it.
 template <class Call>
 ReadyCall* ready_for(CallGraphs& graphs, Call const& call) {
   if (!graphs.ran || graphs.failures >= kFailures) {
@@ -365,20 +398,29 @@ ReadyCall* ready_for(CallGraphs& graphs, Call const& call) {
   if (ready == nullptr && graphs.full()) {
     return nullptr;
   }
-  if (ready == nullptr || (returns && !graphs.full())) {
+  bool make = ready == nullptr || (returns && !graphs.full());
+  if (!make) {
+    bool const renew = returns && graphs.ready.size() > 1 && graphs.roll(kRenewed) == 0;
+    if (renew) {
+      ready = graphs.ready[1 + graphs.roll(uint32_t(graphs.ready.size() - 1))].get();
+    }
+    if (!can_refresh(*graphs.graph, *ready, call)) {
+      if (!renew) {
+        return nullptr;
+      }
+      graphs.forget(ready);
+      make = true;
+    } else if (refresh(*graphs.graph, *ready, call) != FLUXGEN_OK) {
+      graphs.forget(ready);
+      ready = nullptr;
+    }
+  }
+  if (make) {
     std::unique_ptr<ReadyCall> made = make_ready(graphs, call);
     ready = made.get();
     if (made != nullptr) {
       graphs.ready.push_back(std::move(made));
       --*graphs.left;
-    }
-  } else {
-    if (returns && graphs.ready.size() > 1 && graphs.roll(kRenewed) == 0) {
-      ready = graphs.ready[1 + graphs.roll(uint32_t(graphs.ready.size() - 1))].get();
-    }
-    if (refresh(*graphs.graph, *ready, call) != FLUXGEN_OK) {
-      graphs.forget(ready);
-      ready = nullptr;
     }
   }
   if (ready == nullptr) {

@@ -221,19 +221,23 @@ inline cudaError_t queue_copy(PullCopy const& copy, cudaStream_t stream) {
                                             copy.rows, cudaMemcpyDeviceToDevice, stream);
 }
 
-// The same for a node of a graph that was captured from such a copy.
+// The same for a node of an executable graph that was captured from such a copy of one piece. CUDA
+// updates no copy of several (cudaGraphExecMemcpyNodeSetParams: "must be 1-dimensional").
 inline cudaError_t update_copy(PullCopy const& copy, cudaGraphExec_t graph, cudaGraphNode_t node) {
-  if (copy.rows == 1) {
-    return cudaGraphExecMemcpyNodeSetParams1D(graph, node, copy.to, copy.from, copy.width,
-                                              cudaMemcpyDeviceToDevice);
-  }
+  return copy.rows == 1 ? cudaGraphExecMemcpyNodeSetParams1D(graph, node, copy.to, copy.from,
+                                                             copy.width, cudaMemcpyDeviceToDevice)
+                        : cudaErrorNotSupported;
+}
+
+// The same for a node of the graph itself: for what is instantiated from it afterwards.
+inline cudaError_t update_copy(PullCopy const& copy, cudaGraphNode_t node) {
   cudaMemcpy3DParms node_params{};
   node_params.srcPtr =
       make_cudaPitchedPtr(const_cast<char*>(copy.from), copy.pitch, copy.width, copy.rows);
   node_params.dstPtr = make_cudaPitchedPtr(copy.to, copy.pitch, copy.width, copy.rows);
   node_params.extent = make_cudaExtent(copy.width, copy.rows, 1);
   node_params.kind = cudaMemcpyDeviceToDevice;
-  return cudaGraphExecMemcpyNodeSetParams(graph, node, &node_params);
+  return cudaGraphMemcpyNodeSetParams(node, &node_params);
 }
 
 // Queue the copies on `stream`; `note` is called after each copy.

@@ -106,3 +106,9 @@ def render_support(arch: str, root: Path | None = None) -> Rendered:
     """The source of the support kernels (begin, pull, reduce), one library per architecture."""
     name = f"support_{arch}"
     return Rendered(name, render_template("support.cu.j2", {"name": name}, root), arch)
+
+
+def render_emulated_link(arch: str, root: Path | None = None) -> Rendered:
+    """The source of the library that imitates a link where there is one GPU."""
+    name = f"emulated_link_{arch}"
+    return Rendered(name, render_template("emulated_link.cu.j2", {"name": name}, root), arch)

@@ -11,11 +11,17 @@ from pathlib import Path
 
 from fluxgen.build.compiler import Source
 from fluxgen.build.store import Store
-from fluxgen.codegen.render import Rendered, render_kernel, render_support
+from fluxgen.codegen.render import (
+    Rendered,
+    render_emulated_link,
+    render_kernel,
+    render_support,
+)
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import StoreError
 from fluxgen.core.problem import Signature
 from fluxgen.runtime import abi
+from fluxgen.runtime.emulated_link import EmulatedLink
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
 
 
@@ -71,3 +77,8 @@ def fused_kernel(
 def support_kernels(arch: str, root: Path | None = None) -> SupportKernels:
     """The support library of ``arch``; errors as :func:`fused_kernel`."""
     return SupportKernels(_path(render_support(arch), Store(root)))
+
+
+def emulated_link(arch: str, root: Path | None = None) -> EmulatedLink:
+    """A new emulated link on the current device; errors as :func:`fused_kernel`."""
+    return EmulatedLink(_path(render_emulated_link(arch), Store(root)))

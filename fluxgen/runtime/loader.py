@@ -22,7 +22,9 @@ _local = threading.local()
 
 
 class ErrorText:
-    """Room for a library's error text. ``address`` is of its first byte."""
+    """Room for a library's error text. ``address`` is of its first byte, ``size`` in bytes."""
+
+    size = _MESSAGE_BYTES
 
     def __init__(self) -> None:
         self._buffer = ct.create_string_buffer(_MESSAGE_BYTES)
@@ -41,7 +43,9 @@ def _text() -> ErrorText:
     return found
 
 
-class _Library:
+class Library:
+    """A shared library whose calls return a status and write a text."""
+
     def __init__(self, path: Path) -> None:
         try:
             self._lib = ct.CDLL(str(path))
@@ -51,7 +55,7 @@ class _Library:
             ) from error
         self.path = path
 
-    def _symbol(self, name: str) -> Any:
+    def _symbol(self, name: str, restype: Any = ct.c_int) -> Any:
         try:
             symbol = getattr(self._lib, name)
         except AttributeError:
@@ -59,7 +63,7 @@ class _Library:
                 f"{self.path}: has no symbol {name}: not a fluxgen library, or of another version; "
                 "run `fluxgen build` again"
             ) from None
-        symbol.restype = ct.c_int
+        symbol.restype = restype
         return symbol
 
     def _call(self, symbol: Any, *args: Any) -> None:
@@ -69,7 +73,7 @@ class _Library:
             raise text.error(status)
 
 
-class FusedKernel(_Library):
+class FusedKernel(Library):
     """One compiled fused GEMM.
 
     Args:
@@ -133,7 +137,7 @@ class FusedKernel(_Library):
         self._call(self._launch, ct.byref(args), ct.c_void_p(stream))
 
 
-class SupportKernels(_Library):
+class SupportKernels(Library):
     """The support library: whole calls, as graphs or not, and the kernels that are not GEMMs.
 
     Raises:
@@ -152,12 +156,9 @@ class SupportKernels(_Library):
         self._pull = self._symbol("fluxgen_pull")
         self._order = self._symbol("fluxgen_order")
         self._reduce = self._symbol("fluxgen_reduce")
-        self._graphs = self._symbol("fluxgen_graphs")
-        self._graphs.restype = ct.c_void_p
-        self._graphs_made = self._symbol("fluxgen_graphs_made")
-        self._graphs_made.restype = ct.c_int64
-        self._graphs_free = self._symbol("fluxgen_graphs_free")
-        self._graphs_free.restype = None
+        self._graphs = self._symbol("fluxgen_graphs", ct.c_void_p)
+        self._graphs_made = self._symbol("fluxgen_graphs_made", ct.c_int64)
+        self._graphs_free = self._symbol("fluxgen_graphs_free", None)
         self._gather = self._whole_call("fluxgen_gather")
         self._scatter = self._whole_call("fluxgen_scatter")
 

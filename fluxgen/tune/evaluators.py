@@ -27,6 +27,7 @@ class Measurement:
         ok: whether the candidate built, ran and gave right results. reason: why not, one line.
         kernel_failed: whether it was the kernel that failed (e.g. did not build), so that no other
             run-time configuration of it need be tried.
+        spread: how well ``time_us`` is known: half of its confidence interval, over it.
     """
 
     time_us: float
@@ -35,6 +36,7 @@ class Measurement:
     ok: bool = True
     reason: str = ""
     kernel_failed: bool = False
+    spread: float = 0.0
 
     @classmethod
     def failure(

@@ -1,0 +1,226 @@
+"""The evaluator ``device``: a candidate is checked, then timed beside the unfused path.
+
+Runs in a process of its own (:mod:`fluxgen.tune.worker`): what breaks the GPU's context ends the
+process. On one GPU the link is imitated, see :mod:`.rank`, and the figures are ``emulated``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# Before CUDA starts: with fewer hardware queues than streams, independent streams wait for each
+# other, and the ranks of a check are streams that wait for each other's kernels.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+import torch
+
+from fluxgen.core.config import KernelConfig, RunConfig
+from fluxgen.core.errors import (
+    CommTimeout,
+    KernelError,
+    MachineError,
+    StoreError,
+    UsageError,
+)
+from fluxgen.core.problem import Op, Problem
+from fluxgen.core.record import Provenance
+from fluxgen.core.topology import Gpu, LinkKind, Topology
+from fluxgen.predict.constants import COPY_US
+from fluxgen.runtime.device import devices
+from fluxgen.runtime.kernels import emulated_link, fused_kernel, support_kernels
+from fluxgen.tune.device import schedule
+from fluxgen.tune.device.check import Operands, matmul, wrong
+from fluxgen.tune.device.rank import OneRank
+from fluxgen.tune.device.timing import Queue, Stopwatch, Timing
+from fluxgen.tune.evaluators import Measurement
+
+METHOD_VERSION = 1
+"""Part of the name of every study: times of another method are not mixed in."""
+
+FINISH_S = 20.0
+"""No round of timings takes this long."""
+
+
+@dataclass
+class _Bench:
+    """What is kept between the candidates of one problem."""
+
+    problem: Problem
+    rank: OneRank
+    left: torch.Tensor
+    weight: torch.Tensor
+    want: torch.Tensor
+    library: torch.Tensor  # output of the unfused GEMM
+    best_us: float = math.inf
+
+
+class DeviceEvaluator:
+    """Measures on the current GPU, one problem after the other.
+
+    Args:
+        gpu: what the candidates are for: must be this machine's.
+        store: of compiled kernels, None for ``Settings.store``. check: compare results first.
+
+    Raises:
+        UsageError: another GPU, or none. StoreError: the libraries are not built.
+    """
+
+    provenance = Provenance.EMULATED
+
+    def __init__(self, gpu: Gpu, store: Path | None = None, check: bool = True) -> None:
+        found = devices()
+        if not torch.cuda.is_available() or not found:
+            raise UsageError("evaluator 'device': expected a GPU that Torch can use; found none")
+        here = found[torch.cuda.current_device()].gpu
+        if here != gpu:
+            raise UsageError(
+                f"evaluator 'device': expected the target {gpu.name} on this machine; found "
+                f"{here.name}. Measure there, or use --evaluator predict"
+            )
+        self.kind = f"device{METHOD_VERSION}"
+        self._arch = f"sm{gpu.cc}"
+        self._store, self._check = store, check
+        torch.zeros(1, device="cuda")  # the context, before any library looks for one
+        self._support = support_kernels(self._arch, store)
+        self._link = emulated_link(self._arch, store)
+        self._watch = Stopwatch(self._finish)
+        self._bench: _Bench | None = None
+
+    def method(self, topology: Topology) -> str:
+        """How the link is imitated, and at what rate."""
+        times = "cold L2, interleaved with cuBLAS, medians"
+        if topology.link is LinkKind.PCIE:
+            return f"one GPU, peers in pinned host memory over its PCIe link; {times}"
+        return (
+            f"one GPU, flags of a link of {topology.bandwidth_gbs:g} GB/s, "
+            f"{topology.latency_us:g} us, {COPY_US:g} us a copy, no bytes moved; unfused: cuBLAS "
+            f"and the bytes at that rate; {times}"
+        )
+
+    def evaluate(
+        self,
+        problem: Problem,
+        topology: Topology,
+        kernel: KernelConfig | None,
+        run: RunConfig | None,
+    ) -> Measurement:
+        """Check one candidate and time it, interleaved with the baseline.
+
+        Raises:
+            MachineError: its kernel is not compiled. Anything that leaves the GPU unusable ends
+            the process, with the reason as its last line.
+        """
+        try:
+            return self._evaluate(problem, topology, kernel, run)
+        except (StoreError, MachineError) as error:
+            raise MachineError(str(error)) from error
+        except (CommTimeout, KernelError) as error:
+            self._drop()
+            return Measurement.failure(self.provenance, f"{type(error).__name__}: {error}")
+        except torch.cuda.OutOfMemoryError as error:
+            self._drop()
+            text = str(error).splitlines()[0]
+            return Measurement.failure(self.provenance, f"out of memory: {text}")
+        except RuntimeError as error:  # CUDA: the context may be gone, and with it all that is left
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                print(f"{type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+                sys.stdout.flush()
+                os._exit(70)
+            raise
+
+    def _evaluate(
+        self,
+        problem: Problem,
+        topology: Topology,
+        kernel: KernelConfig | None,
+        run: RunConfig | None,
+    ) -> Measurement:
+        bench = self._of(problem, topology)
+        base = schedule.unfused_us(problem, topology)
+        library = self._unfused(bench)
+        if kernel is None or run is None:
+            timing = self._watch.interleaved({"unfused": library})["unfused"]
+            whole = self._whole(bench, timing, base)
+            bench.best_us = min(bench.best_us, whole)
+            return Measurement(whole, whole, self.provenance, spread=timing.spread)
+        loaded = fused_kernel(problem.signature, kernel, self._arch, self._store)
+        if self._check:
+            reason = wrong(problem, loaded, run, self._support)
+            if reason:
+                return Measurement.failure(self.provenance, reason)
+        out = torch.full_like(bench.want, float("nan"))
+        queue = bench.rank.call(loaded, run, bench.left, bench.weight, out)
+        timings = self._watch.interleaved(
+            {"fused": queue, "unfused": library}, bench.best_us, "fused"
+        )
+        if self._check and problem.op is Op.AG_GEMM and not torch.equal(out, bench.want):
+            return Measurement.failure(self.provenance, "wrong result in the call that was timed")
+        fused = timings["fused"]
+        bench.best_us = min(bench.best_us, fused.median_us)
+        whole = self._whole(bench, timings["unfused"], base)
+        return Measurement(fused.median_us, whole, self.provenance, spread=fused.spread)
+
+    def _whole(self, bench: _Bench, timing: Timing, link_us: float) -> float:
+        """The unfused path: over PCIe its copies were timed too, else their time is added."""
+        return timing.median_us + (0.0 if bench.rank.real else link_us)
+
+    def _of(self, problem: Problem, topology: Topology) -> _Bench:
+        if self._bench is None or self._bench.problem != problem:
+            self._drop()
+            even = Problem(
+                problem.signature, problem.m_local * problem.tp, problem.n, problem.k, problem.tp
+            )
+            operands = Operands.of(even)
+            left = torch.cat(operands.left) if problem.op is Op.AG_GEMM else operands.left[0]
+            partial = matmul(left, operands.weight)
+            rank = OneRank(even, topology, self._support, self._link)
+            rank.present(False)
+            want = partial if problem.op is Op.AG_GEMM else partial[: even.m_local].contiguous()
+            self._bench = _Bench(
+                problem, rank, left, operands.weight, want, torch.empty_like(partial)
+            )
+            self._watch.warm(self._unfused(self._bench)[1])
+        return self._bench
+
+    def _unfused(self, bench: _Bench) -> Queue:
+        """The library's GEMM; over PCIe with the copies of the collective before or after it."""
+        left, weight, out = bench.left, bench.weight.t(), bench.library
+        copies = bench.rank.collective(left, out)
+
+        def work() -> None:
+            if copies is not None and bench.problem.op is Op.AG_GEMM:
+                copies()
+            torch.mm(left, weight, out=out)
+            if copies is not None and bench.problem.op is Op.GEMM_RS:
+                copies()
+
+        return _nothing, work
+
+    def _finish(self) -> None:
+        if self._bench is None:
+            torch.cuda.synchronize()
+        else:
+            self._bench.rank.finish(FINISH_S)
+
+    def _drop(self) -> None:
+        self._bench = None
+        torch.cuda.empty_cache()
+
+
+def _nothing() -> None:
+    pass
+
+
+def make(gpu: Gpu, store: Path | None = None, check: bool = True) -> DeviceEvaluator:
+    """For :class:`~fluxgen.tune.worker.ProcessEvaluator`."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return DeviceEvaluator(gpu, store, check)
+
+
+__all__ = ["METHOD_VERSION", "DeviceEvaluator", "make"]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,6 +31,9 @@ from fluxgen.core.errors import FluxgenError, ToolchainError, UnsupportedError, 
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import Gpu, Topology, parse_gpu
+
+if TYPE_CHECKING:
+    from fluxgen.tune import CompiledKernels
 
 app = typer.Typer(
     help="Generate, tune and look up fused communication-GEMM kernels for tensor parallelism.",
@@ -178,18 +182,21 @@ def tune(
     record: Annotated[
         Path | None, typer.Option(help="Append each trial to this file, for replay:FILE.")
     ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Parallel compiles (default: by RAM).")] = None,
+    compiled_only: Annotated[
+        bool, typer.Option("--compiled-only", help="Measure only kernels that are compiled.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Search the best kernel and run-time configuration of every GEMM of a model."""
     from fluxgen import tune as tuning
     from fluxgen.db.database import Database
+    from fluxgen.report.live import TuneTable
     from fluxgen.report.tables import RECORD_COLUMNS, print_table, record_rows
     from fluxgen.shapes import counted_problems
+    from fluxgen.tune.worker import ProcessEvaluator
 
     topology = _topology(target, link, tp)
-    judge = tuning.make_evaluator(evaluator)
-    if record is not None:
-        judge = tuning.Recorder(judge, record)
     wanted = _ops(ops)
     found = counted_problems(
         model,
@@ -204,13 +211,17 @@ def tune(
         _say(f"note: {message}")
     path = db or Settings.load().db
     database = Database(path)
-    with _progress(f"tuning on {topology.key}") as (bar, task):
-
-        def show(index: int, total: int, done: int, best: float, base: float) -> None:
-            share = index + min(1.0, done / max(1, trials))
-            note = f"best {best:.0f} us, unfused {base:.0f} us"
-            bar.update(task, completed=round(share, 1), total=total, note=note)
-
+    with ExitStack() as stack:
+        compiled = None
+        if tuning.resolve(evaluator, topology) == "device":
+            compiled = stack.enter_context(_compiled(topology.gpu, jobs, compiled_only))
+        judge = tuning.make_evaluator(evaluator, topology)
+        if isinstance(judge, ProcessEvaluator):
+            stack.enter_context(judge)
+        if record is not None:
+            judge = tuning.Recorder(judge, record)
+        title = f"tuning on {topology.key}, {judge.provenance.value}"
+        table = stack.enter_context(TuneTable(stderr, title, found.problems, trials))
         result = tuning.tune(
             found.problems,
             topology,
@@ -223,8 +234,9 @@ def tune(
             # Each op, and each layout of its weight, compiles its own.
             max_kernels=MAX_KERNELS // (max(1, len(wanted)) * (2 if training else 1)),
             counts=dict(zip(found.problems, found.counts, strict=True)),
-            progress=show,
+            progress=table.update,
             sink=database.put,
+            compiled=compiled,
         )
     for problem, reason in (*result.dropped, *result.failed):
         _say(f"note: {problem.key}: {reason}")
@@ -233,6 +245,8 @@ def tune(
             f"{len(result.unfinished)} of {len(found.problems)} problems are unfinished; all "
             "finished trials are kept. Run the same command again to go on."
         )
+        if result.interrupted:
+            stderr.print(_same_command(), highlight=False, markup=False, soft_wrap=True)
     if as_json:
         _emit(
             {
@@ -257,6 +271,30 @@ def tune(
         )  # fmt: skip
     if result.interrupted or result.failed:
         raise typer.Exit(1)
+
+
+def _same_command() -> str:
+    """This command, to be copied."""
+    name = Path(sys.argv[0]).name
+    program = ["python", "-m", "fluxgen"] if name == "__main__.py" else [name]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
+def _compiled(gpu: Gpu, jobs: int | None, compiled_only: bool) -> CompiledKernels:
+    """What the device evaluator runs: compiled as needed, where there is a compiler."""
+    from fluxgen.build import toolchain
+    from fluxgen.build.store import Store
+    from fluxgen.tune import CompiledKernels
+
+    tools = None
+    if not compiled_only:
+        try:
+            tools = toolchain.find()
+        except ToolchainError as error:
+            raise UsageError(
+                f"{error}\nor pass --compiled-only: measure the kernels that are compiled already"
+            ) from None
+    return CompiledKernels(f"sm{gpu.cc}", Store(), tools, jobs)
 
 
 def _require_kernels(gpu: Gpu, dtype: str) -> None:

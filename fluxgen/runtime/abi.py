@@ -10,12 +10,14 @@ import ctypes as ct
 
 from fluxgen.core.errors import CommTimeout
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MAX_WORLD = 16
 MAX_CHUNKS = 16
 
 EPOCH_OFFSET = 0
 ABORTED_OFFSET = 4
+STAGED_OFFSET = 16
+MULTIPLIED_OFFSET = 20
 READY_OFFSET = 256
 PULLED_OFFSET = 384
 ARRIVED_OFFSET = 512
@@ -105,6 +107,10 @@ class GemmArgs(_Struct):
         ("chunk_size", ct.c_int64),
         ("sms", ct.c_int32),
         ("span", ct.c_int32),
+        ("own", ct.c_void_p),
+        ("own_row_stride", ct.c_int64),
+        ("ends_call", ct.c_int32),
+        ("reserved", ct.c_uint32),
     ]
 
 
@@ -140,6 +146,8 @@ class BeginArgs(_Struct):
         ("gathered", ct.c_void_p),
         ("blocks", ct.c_int32),
         ("pull", ct.c_int32),
+        ("keep", ct.c_int32),
+        ("reserved", ct.c_uint32),
     ]
 
 

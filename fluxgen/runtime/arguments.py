@@ -20,7 +20,10 @@ __all__ = ["PATIENCE", "gemm_args", "pull_args", "row_stride"]
 def gemm_args(
     group: abi.Group, problem: Problem, kernel: KernelConfig, run: RunConfig
 ) -> abi.GemmArgs:
-    """All of a GEMM's arguments but its operands; ``sms`` as the configuration has it."""
+    """All of a GEMM's arguments but its operands; ``sms`` as the configuration has it.
+
+    An ag_gemm is taken for the last of its call.
+    """
     args = abi.GemmArgs(group=group)
     args.rows, args.n, args.k = problem.m_local, problem.n, problem.k
     args.chunk_axis = abi.CHUNK_AXES[run.chunk_axis.value]
@@ -30,6 +33,7 @@ def gemm_args(
         args.groups[i] = size
     args.panel, args.span, args.sms = run.panel, run.span, run.sms
     if problem.op is Op.AG_GEMM:
+        args.ends_call = 1
         args.group.timeout_ns = int(group.timeout_ns * PATIENCE)
     return args
 

@@ -102,25 +102,31 @@ class LocalGroup:
         row_bytes = problem.k * dtype.itemsize
         pulls = run.transport is Transport.COPY_ENGINE_PULL
         gathered = []
+        # All ranks begin before any waits: whatever the host has to load or allocate for a launch
+        # may have to wait for the GPU, and so for a kernel that waits for a rank not yet begun.
         for rank in range(self.world):
             with torch.cuda.stream(self.streams[rank]):
+                whole = torch.full((problem.m, problem.k), float("nan"), dtype=dtype, device="cuda")
+            gathered.append(whole)
+        for rank in range(self.world):
+            stream = self.streams[rank]
+            with torch.cuda.stream(stream):
                 if delay is not None:
                     delay(rank)
-                whole = torch.full((problem.m, problem.k), float("nan"), dtype=dtype, device="cuda")
-                gathered.append(whole)
-                self.support.begin(
-                    abi.BeginArgs(
-                        group=self.groups[rank],
-                        x=x[rank].data_ptr(),
-                        rows=problem.m_local,
-                        row_bytes=row_bytes,
-                        row_stride_bytes=x[rank].stride(0) * dtype.itemsize,
-                        gathered=whole.data_ptr(),
-                        blocks=self.share,
-                        pull=not pulls,
-                    ),
-                    self.streams[rank].cuda_stream,
-                )
+            self.support.begin(
+                abi.BeginArgs(
+                    group=self.groups[rank],
+                    x=x[rank].data_ptr(),
+                    rows=problem.m_local,
+                    row_bytes=row_bytes,
+                    row_stride_bytes=x[rank].stride(0) * dtype.itemsize,
+                    gathered=gathered[rank].data_ptr(),
+                    blocks=self.share,
+                    pull=not pulls,
+                    keep=run.span > 1,
+                ),
+                stream.cuda_stream,
+            )
         for rank in range(self.world):
             if pulls:
                 self.support.pull(
@@ -134,6 +140,7 @@ class LocalGroup:
         for rank in range(self.world):
             args = self._gemm_args(rank, problem, kernel.kernel, run)
             args.a, args.a_row_stride = gathered[rank].data_ptr(), problem.k
+            args.own, args.own_row_stride = x[rank].data_ptr(), x[rank].stride(0)
             args.b, args.b_row_stride = b[rank].data_ptr(), row_stride(b[rank])
             args.d, args.d_row_stride = d[rank].data_ptr(), d[rank].stride(0)
             kernel.launch(args, self.streams[rank].cuda_stream)

@@ -139,6 +139,7 @@ class GatherRun(_Run):
         )
         self._pull = pull_args(group, 0, first, winner.kernel, winner.run) if by_copies else None
         self._gathered = 0
+        self._spans = winner.run.span > 1  # tiles of the own slab hold rows of others too
         self._outs = []  # of each weight: the arguments, size and strides of the output
         self._gemms = (abi.GemmCall * len(winner.problems))()
         for i, problem in enumerate(winner.problems):
@@ -146,6 +147,7 @@ class GatherRun(_Run):
             if by_copies:
                 args.sms = min(args.sms or fused.sms, fused.sms - fused.reserved)
             args.a_row_stride, args.d_row_stride = problem.k, problem.n
+            args.ends_call = i == len(winner.problems) - 1
             self._gemms[i] = kernel.call(args)
             self._outs.append((args, *self._shape(problem.n)))
         self._whole = self._shape(first.k)
@@ -233,11 +235,11 @@ class GatherRun(_Run):
             self._gather_into(address)
         if strides != self._strides:
             self._set_strides(strides)
-        begin.x = x
+        begin.x, begin.keep = x, return_gathered or self._spans
         outs = []
         for i, (args, size, stride) in enumerate(self._outs):
             out = fused.empty(size, stride, self.dtype)
-            args.b, args.d = weights[i], out.data_ptr()
+            args.own, args.b, args.d = x, weights[i], out.data_ptr()
             outs.append(out)
         if capturing is not self._direct:
             self._launch_one_by_one(capturing)
@@ -257,7 +259,7 @@ class GatherRun(_Run):
     def _set_strides(self, strides: tuple[int, ...]) -> None:
         self._begin.row_stride_bytes = strides[0] * ITEM
         for (args, _, _), stride in zip(self._outs, strides[1:], strict=True):
-            args.b_row_stride = stride
+            args.own_row_stride, args.b_row_stride = strides[0], stride
         self._strides = strides
 
 

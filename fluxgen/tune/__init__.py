@@ -3,12 +3,20 @@
 ``search.tune`` is the entry; Optuna is imported only when it is called.
 """
 
+from fluxgen.tune.compiled import CompiledKernels
 from fluxgen.tune.decide import decide
-from fluxgen.tune.evaluators import Evaluator, Measurement, PredictEvaluator, make_evaluator
+from fluxgen.tune.evaluators import (
+    Evaluator,
+    Measurement,
+    PredictEvaluator,
+    make_evaluator,
+    resolve,
+)
 from fluxgen.tune.replay import Recorder, ReplayEvaluator
 from fluxgen.tune.search import TuneResult, default_storage, tune
 
 __all__ = [
+    "CompiledKernels",
     "Evaluator",
     "Measurement",
     "PredictEvaluator",
@@ -18,5 +26,6 @@ __all__ = [
     "decide",
     "default_storage",
     "make_evaluator",
+    "resolve",
     "tune",
 ]

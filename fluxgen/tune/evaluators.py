@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Protocol
 
 from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig
-from fluxgen.core.errors import UnsupportedError, UsageError
+from fluxgen.core.errors import ToolchainError, UsageError
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Provenance
 from fluxgen.core.topology import Topology
 from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.constants import MODEL_VERSION
+from fluxgen.runtime.device import devices
 
 
 @dataclass(frozen=True)
@@ -117,23 +120,55 @@ class PredictEvaluator:
         return Measurement(time_us, baseline, self.provenance)
 
 
-def make_evaluator(name: str) -> Evaluator:
-    """The evaluator ``predict``, ``replay:FILE``, or ``auto``: the best that this machine can run.
+DEVICE_TIMEOUT_S = 120.0
+"""Seconds for one candidate on a device: far more than the slowest takes, its check included."""
+
+
+def resolve(name: str, topology: Topology) -> str:
+    """What ``auto`` means for this topology here: ``device`` where its GPU and Torch are."""
+    if name != "auto":
+        return name
+    return "device" if can_measure(topology) else "predict"
+
+
+def can_measure(topology: Topology) -> bool:
+    """Whether this machine has the topology's GPU, and Torch to use it with."""
+    try:
+        found = devices()
+    except ToolchainError:
+        return False
+    return any(d.gpu == topology.gpu for d in found[:1]) and find_spec("torch") is not None
+
+
+def make_evaluator(name: str, topology: Topology, store: Path | None = None) -> Evaluator:
+    """The evaluator ``predict``, ``device``, ``replay:FILE``, or ``auto`` (see :func:`resolve`).
+
+    Args:
+        topology: what will be evaluated. store: of the compiled kernels that ``device`` runs.
 
     Raises:
-        UnsupportedError: ``device``, which this release does not have.
-        UsageError: any other name, or a file that holds no trials.
+        UsageError: any other name, a file that holds no trials, or a device that is not here.
+        MachineError: the process that measures does not come up.
     """
-    if name in ("predict", "auto"):
+    name = resolve(name, topology)
+    if name == "predict":
         return PredictEvaluator()
     if name.startswith("replay:"):
         from fluxgen.tune.replay import ReplayEvaluator
 
         return ReplayEvaluator(name.removeprefix("replay:"))
     if name == "device":
-        raise UnsupportedError(
-            "evaluator 'device': this release does not measure on GPUs; use 'predict' (or "
-            "'auto'), whose records are marked as predicted"
+        if not can_measure(topology):
+            raise UsageError(
+                f"evaluator 'device': expected a {topology.gpu.name} in this machine, and Torch; "
+                "found none. Measure there, or use --evaluator predict"
+            )
+        from fluxgen.tune.worker import ProcessEvaluator
+
+        return ProcessEvaluator(
+            "fluxgen.tune.device.evaluator:make",
+            {"gpu": topology.gpu, "store": store},
+            timeout_s=DEVICE_TIMEOUT_S,
         )
     raise UsageError(
         f"evaluator: expected one of predict, device, auto, replay:FILE; found {name!r}"

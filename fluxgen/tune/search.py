@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from fluxgen import __version__
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import MachineError, UsageError
-from fluxgen.core.problem import Problem, check_int
+from fluxgen.core.problem import Problem, Signature, check_int
 from fluxgen.core.record import Environment, Provenance, Record
 from fluxgen.core.settings import Settings
 from fluxgen.core.topology import Topology
@@ -33,6 +33,7 @@ from fluxgen.tune.plan import History, shortlist
 from fluxgen.tune.seeds import heuristic_tiles, seed_kernels
 
 if TYPE_CHECKING:
+    from fluxgen.tune.compiled import CompiledKernels
     from fluxgen.tune.tuner import Session
 
 DEFAULT_TRIALS = 16
@@ -45,6 +46,9 @@ KNOWN_GOOD = 3
 PREDICTED_MARGIN = 0.05
 """A fused kernel must be predicted to save this share of the baseline's time to replace it: the
 model's errors are of this size, and a kernel slower than the unfused path must not be shipped."""
+
+MEASURED_MARGIN = 0.01
+"""The same for measured times: about what two measurements of one kernel differ by."""
 
 _log = logging.getLogger("fluxgen.tune")
 
@@ -114,6 +118,7 @@ def tune(
     counts: Mapping[Problem, int] | None = None,
     progress: Progress | None = None,
     sink: Callable[[Record], object] | None = None,
+    compiled: CompiledKernels | None = None,
 ) -> TuneResult:
     """Find the best configuration of each problem.
 
@@ -127,6 +132,7 @@ def tune(
         max_kernels: most distinct kernels of all records. counts: how often each problem occurs
             (default: as often as it is given). progress: see :data:`Progress`.
         sink: takes each record, e.g. ``Database.put``.
+        compiled: for an evaluator that runs kernels: compiles those chosen, ahead of it.
 
     Ctrl-C returns what was found, with ``interrupted`` set; every finished trial is kept, also when
     a :class:`MachineError` ends the call.
@@ -154,7 +160,11 @@ def tune(
     try:
         for task in tasks:
             _consult(task, topology, db)
+            if compiled is not None:
+                _leave_out(task, compiled)
         chosen = _choose(tasks, topology, max_kernels)
+        if compiled is not None:
+            compiled.expect(_wanted(tasks, chosen, trials))
         for index, task in enumerate(tasks):
             if deadline is not None and time.monotonic() >= deadline:
                 break
@@ -162,7 +172,7 @@ def tune(
                 backend,
                 study_name(task.candidates, evaluator.kind),
                 task.candidates,
-                shortlist(task.candidates, [k for k in chosen if k not in task.known.dead], trials),
+                _shortlist(task, chosen, trials),
                 seed,
                 task.known,
                 [params for kernel, params in task.known_good if kernel in chosen],
@@ -170,7 +180,9 @@ def tune(
             )
             try:
                 report = None if progress is None else _reporter(progress, index, len(tasks))
-                evaluated += _search(session, task, topology, evaluator, trials, deadline, report)
+                evaluated += _search(
+                    session, task, topology, evaluator, trials, deadline, report, compiled
+                )
             finally:
                 task.history = session.history()
                 session.close()
@@ -234,6 +246,31 @@ def _consult(task: _Task, topology: Topology, db: Database | None) -> None:
             task.known_good.append((record.kernel, params))
 
 
+def _leave_out(task: _Task, compiled: CompiledKernels) -> None:
+    """Do not try what cannot be had on this machine; it is not remembered as failed."""
+    for kernel in task.candidates.kernels:
+        if compiled.unusable(task.problem.signature, kernel):
+            task.known.dead.add(kernel)
+
+
+def _shortlist(
+    task: _Task, chosen: Sequence[KernelConfig], trials: int
+) -> tuple[KernelConfig, ...]:
+    alive = [kernel for kernel in chosen if kernel not in task.known.dead]
+    return shortlist(task.candidates, alive, trials)
+
+
+def _wanted(
+    tasks: Sequence[_Task], chosen: Sequence[KernelConfig], trials: int
+) -> list[tuple[Signature, KernelConfig]]:
+    """What will be compiled, in the order in which the search needs it."""
+    return [
+        (task.problem.signature, kernel)
+        for task in tasks
+        for kernel in _shortlist(task, chosen, trials)
+    ]
+
+
 def _choose(
     tasks: Sequence[_Task], topology: Topology, max_kernels: int
 ) -> tuple[KernelConfig, ...]:
@@ -257,6 +294,7 @@ def _choose(
 def _search(
     session: Session, task: _Task, topology: Topology, evaluator: Evaluator, trials: int,
     deadline: float | None, report: Callable[[History, int], None] | None,
+    compiled: CompiledKernels | None,
 ) -> int:  # fmt: skip
     """Evaluate candidates until the study has ``trials`` of them; returns how many were new."""
     evaluated = 0
@@ -264,7 +302,7 @@ def _search(
     if history.size < trials:
         for trial, candidate, before in session.ask():
             try:
-                measurement = _evaluate(evaluator, task.problem, topology, candidate)
+                measurement = _evaluate(evaluator, task.problem, topology, candidate, compiled)
             except BaseException:
                 session.abandon(trial)
                 raise
@@ -284,9 +322,17 @@ def _search(
 
 
 def _evaluate(
-    evaluator: Evaluator, problem: Problem, topology: Topology, candidate: Candidate
+    evaluator: Evaluator,
+    problem: Problem,
+    topology: Topology,
+    candidate: Candidate,
+    compiled: CompiledKernels | None,
 ) -> Measurement:
     kernel, run = candidate if candidate is not None else (None, None)
+    if kernel is not None and compiled is not None:
+        reason = compiled.wait(problem.signature, kernel)
+        if reason:
+            return Measurement.failure(evaluator.provenance, reason, kernel_failed=True)
     try:
         return evaluator.evaluate(problem, topology, kernel, run)
     except MachineError:
@@ -341,7 +387,8 @@ def _records(
             continue  # only the baseline was timed before the search was cut short
         winner, time_us = decide([times])
         predicted = evaluator.provenance is Provenance.PREDICTED
-        if predicted and time_us > (1 - PREDICTED_MARGIN) * times[None]:
+        margin = PREDICTED_MARGIN if predicted else MEASURED_MARGIN
+        if time_us > (1 - margin) * times[None]:
             winner, time_us = None, times[None]
         kernel, run = winner if winner is not None else (None, None)
         records.append(

@@ -78,16 +78,24 @@ class Support:
         parts = [torch.empty(begin.rows, columns).bfloat16() for _ in range(world)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         gathered.copy_(torch.cat(parts))
+        mine = slice(begin.group.rank * begin.rows, (begin.group.rank + 1) * begin.rows)
+        if not begin.keep:
+            gathered[mine] = float("nan")
         assert c.graphs, "no capture is going on"
         self.calls.append("pulls" if c.pull else "sm copy")
         if c.pull:
             pull = abi.PullArgs.from_address(c.pull)
             assert pull.gathered == begin.gathered
             assert (pull.rows, pull.row_bytes) == (begin.rows, begin.row_bytes)
-        for gemm in (abi.GemmCall * c.count).from_address(c.gemms):
+        gemms = (abi.GemmCall * c.count).from_address(c.gemms)
+        for i, gemm in enumerate(gemms):
             args = abi.GemmArgs.from_address(gemm.args)
             assert args.rows * world == gathered.shape[0]
+            assert bool(args.ends_call) == (i == c.count - 1)
             a = matrix(args.a, args.rows * world, args.k, args.a_row_stride)
+            if args.span <= 1:
+                a = a.clone()
+                a[mine] = matrix(args.own, args.rows, args.k, args.own_row_stride)
             d = matrix(args.d, args.rows * world, args.n, args.d_row_stride)
             w = Kernel.made[gemm.launch - 1].weight(args)
             d.copy_((a.float() @ w.float().t()).bfloat16())

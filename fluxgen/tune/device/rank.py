@@ -12,6 +12,7 @@ No rank is ever late.
 
 from __future__ import annotations
 
+import ctypes as ct
 from collections.abc import Callable
 
 import torch
@@ -23,7 +24,7 @@ from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
 from fluxgen.runtime.emulated_link import Departure, EmulatedLink
 from fluxgen.runtime.fused import TRANSPORT_SMS
-from fluxgen.runtime.loader import FusedKernel, SupportKernels
+from fluxgen.runtime.loader import CallGraphs, ErrorText, FusedKernel, SupportKernels
 from fluxgen.runtime.workspace import chunk_size, half_bytes, stage_bytes, workspace_bytes
 from fluxgen.tune.device import schedule
 
@@ -80,8 +81,12 @@ class OneRank:
         self.epoch = 0
         self.stream = torch.cuda.current_stream(device)
         self.copy = torch.cuda.Stream(device, priority=-1)
-        self._forked, self._joined = torch.cuda.Event(), torch.cuda.Event()
-        self._forked.record()
+        self._events = [torch.cuda.Event() for _ in range(2)]
+        for event in self._events:
+            event.record()  # Torch creates the CUDA event here
+        self._text = ErrorText()
+        self._kept: list[CallGraphs] = []
+        self._left = ct.c_int64(1 << 20)
         # No peer of this rank is ever late with what it reads or has ready.
         self._words(abi.READY_OFFSET, abi.MAX_WORLD).fill_(ALWAYS)
         self._words(abi.PULLED_OFFSET, abi.MAX_WORLD).fill_(ALWAYS)
@@ -140,7 +145,9 @@ class OneRank:
         begin = abi.BeginArgs(
             group=self.group, x=x.data_ptr(), rows=problem.m_local, row_bytes=row_bytes,
             row_stride_bytes=row_bytes, gathered=x.data_ptr(), pull=by_sms and self.real,
+            keep=run.span > 1,
         )  # fmt: skip
+        args.own, args.own_row_stride = x.data_ptr(), problem.k
         pull = pull_args(self.group, x.data_ptr(), problem, config, run)
         base = self.mine.data_ptr()
         due = [
@@ -149,7 +156,15 @@ class OneRank:
         ]
         if by_sms:
             due.append((base + _GATE, due[-1][1] if due else 0.0))
-        stream, copy = self.stream.cuda_stream, self.copy.cuda_stream
+        stream, gemm = self.stream.cuda_stream, kernel.call(args)
+        whole = abi.GatherCall(
+            begin=ct.addressof(begin),
+            pull=ct.addressof(pull) if self.real and not by_sms and not present else None,
+            gemms=ct.addressof(gemm), count=1, copy=self.copy.cuda_stream,
+            forked=self._events[0].cuda_event, joined=self._events[1].cuda_event,
+            graphs=self._graphs(),
+        )  # fmt: skip
+        keep = begin, pull, args, gemm  # their addresses are in the call
 
         def before() -> None:
             self.epoch += 1
@@ -157,15 +172,12 @@ class OneRank:
                 self.link.gather(self.epoch, self.topology.latency_us, due)
 
         def queue() -> None:
-            self.support.begin(begin, stream)
-            if self.real and not by_sms and not present:
-                self.support.pull(pull, stream, copy, self._forked.cuda_event)
             if by_sms and not self.real and not present:
+                self.support.begin(keep[0], stream)
                 self.link.gate(stream, base + _GATE, self.epoch)
-            kernel.launch(args, stream)
-            if self.real and not present:
-                self._joined.record(self.copy)
-                self.stream.wait_event(self._joined)
+                kernel.launch(args, stream)
+            else:
+                self.support.gather(ct.addressof(whole), stream, self._text)
 
         return before, queue
 
@@ -193,19 +205,26 @@ class OneRank:
             )
             for t in schedule.departures(problem, self.topology, config, run)
         ]  # fmt: skip
-        stream = self.stream.cuda_stream
+        stream, gemm = self.stream.cuda_stream, kernel.call(args)
+        whole = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(reduce), graphs=self._graphs())
+        keep = reduce, args, gemm  # their addresses are in the call
 
         def before() -> None:
+            assert keep
             self.epoch += 1
             if not present and not self.real:
                 self.link.scatter(self.epoch, self.topology.latency_us, pairs)
                 self.link.mark(stream, self.epoch)
 
         def queue() -> None:
-            kernel.launch(args, stream)
-            self.support.reduce(reduce, stream)
+            self.support.scatter(ct.addressof(whole), stream, self._text)
 
         return before, queue
+
+    def _graphs(self) -> int:
+        """Room for the one graph that a warm call is."""
+        self._kept.append(self.support.graphs(1, self._left))
+        return self._kept[-1].handle
 
     def collective(self, left: torch.Tensor, out: torch.Tensor) -> Callable[[], None] | None:
         """Over PCIe, the copies of the unfused all-gather into ``left`` or reduce-scatter of

@@ -24,6 +24,10 @@ PRECISION = 0.003
 HOPELESS = 1.2
 """A candidate is not timed beyond its first round when it takes this much longer than the best."""
 
+IN_FLIGHT = 48
+"""Timings that are queued at once. With about 1000 launches queued the driver makes the host wait,
+and with it the thread that raises the flags that the GPU waits for."""
+
 _FLUSH_BYTES = 256 << 20  # several times any L2
 
 Queue = tuple[Callable[[], None], Callable[[], None]]
@@ -104,6 +108,7 @@ class Stopwatch:
     def _round(self, candidates: Mapping[str, Queue]) -> dict[str, list[float]]:
         events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
         torch.cuda._sleep(400_000)  # so that the host is ahead of the GPU
+        queued = 0
         for turn in range(ROUND + 1):
             for name, (before, work) in candidates.items():
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -112,6 +117,9 @@ class Stopwatch:
                 begin.record()
                 work()
                 end.record()
+                queued += 1
+                if queued % IN_FLIGHT == 0:
+                    self._finish()
                 if turn:  # the first one of each finds an idle or a changed GPU
                     events.setdefault(name, []).append((begin, end))
         self._finish()

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 3
+#define FLUXGEN_ABI_VERSION 4
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
 
@@ -50,7 +50,8 @@ typedef struct fluxgen_group {
   fluxgen_report* report;             // host-mapped, or device memory; may be null
 } fluxgen_group;
 
-// One fused GEMM. ag_gemm: A is the gathered (m, k) that a transport is filling, D is (m, n).
+// One fused GEMM. ag_gemm: A is the gathered (m, k) that a transport is filling, D is (m, n); it may
+// run beside the kernel that begins the call: tiles of the own slab wait for nothing.
 // gemm_rs: A is the caller's (m, k), tiles of D go to the owners' inboxes.
 typedef struct fluxgen_gemm_args {
   uint32_t abi_version;  // FLUXGEN_ABI_VERSION
@@ -72,6 +73,10 @@ typedef struct fluxgen_gemm_args {
   int64_t chunk_size;    // rows (M) or elements (K) of one chunk; 0: the whole slab
   int32_t sms;           // SMs to use; 0: all
   int32_t span;          // adjacent ranks whose slabs are tiled as one; 0: 1
+  const void* own;       // ag_gemm: this rank's slab (rows, k), read where it is; null: out of a
+  int64_t own_row_stride;
+  int32_t ends_call;     // ag_gemm: 1 for the last GEMM of a call
+  uint32_t reserved;
 } fluxgen_gemm_args;
 
 // The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
@@ -92,8 +97,8 @@ typedef struct fluxgen_reduce_args {
   uint32_t reserved;
 } fluxgen_reduce_args;
 
-// The start of ag_gemm: copy the caller's slab into the stage and to its place in the gathered
-// matrix, then tell every peer. With `pull`, the same kernel also copies the peers' slabs.
+// The start of ag_gemm: copy the caller's slab into the stage and, with `keep`, to its place in the
+// gathered matrix, then tell every peer. With `pull`, the same kernel also copies the peers' slabs.
 typedef struct fluxgen_begin_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_begin_args)
@@ -105,6 +110,8 @@ typedef struct fluxgen_begin_args {
   void* gathered;        // (world * rows, row_bytes), contiguous, 16-byte aligned
   int32_t blocks;        // thread blocks; 0: as many as fit well. With `pull` all must be resident
   int32_t pull;          // 1: the SM-copy transport
+  int32_t keep;          // 1: the gathered matrix needs the own slab: the GEMM or the caller reads it
+  uint32_t reserved;
 } fluxgen_begin_args;
 
 // The copy-engine transport of ag_gemm: pull every peer's slab out of its stage, chunk by chunk.

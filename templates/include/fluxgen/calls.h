@@ -21,11 +21,17 @@ typedef struct fluxgen_gemm_call {
 } fluxgen_gemm_call;
 
 // A whole ag_gemm in one call: begin, the transport, a GEMM for each weight, the join.
+//
+//   stream  --forked--> begin ==> GEMM, GEMM, ... --joined-->
+//   copy          `---> copies -----------------------'
+//
+// The first GEMM starts once all blocks of `begin` have (a programmatic launch), or, where `begin`
+// pulls, as they end. All three wait for each other's flags and words only.
 typedef struct fluxgen_gather_call {
   uint32_t abi_version;
   uint32_t struct_size;         // sizeof(fluxgen_gather_call)
   fluxgen_begin_args const* begin;
-  fluxgen_pull_args const* pull;     // null: begin pulls by itself
+  fluxgen_pull_args const* pull;     // null: begin pulls by itself, or nobody does
   fluxgen_gemm_call const* gemms;
   int64_t count;
   void* copy;                   // the copies' stream

@@ -2,7 +2,7 @@
 //
 // A workspace, one per rank, the same layout on all:
 //
-//      0      control   epoch, aborted, two tickets, staged
+//      0      control   epoch, aborted, tickets, staged, multiplied
 //      256    ready     [source]         source's slab is in its stage   (the source writes)
 //      384    pulled    [peer]           peer has copied my stage        (the peer writes)
 //      512    arrived   [source][chunk]  stored into my inbox            (the source writes)
@@ -46,7 +46,9 @@ constexpr int64_t kEpochOffset = 0;
 constexpr int64_t kAbortedOffset = 4;
 constexpr int64_t kTicketOffset = 8;
 constexpr int64_t kPullTicketOffset = 12;
-constexpr int64_t kStagedOffset = 16;  // the epoch of the last ag_gemm
+constexpr int64_t kStagedOffset = 16;      // the epoch of the last ag_gemm that began
+constexpr int64_t kMultipliedOffset = 20;  // of the last one whose GEMMs have ended
+constexpr int64_t kGemmTicketOffset = 24;
 constexpr int64_t kReadyOffset = 256;
 constexpr int64_t kPulledOffset = 384;
 constexpr int64_t kFlagBlockBytes = FLUXGEN_MAX_WORLD * FLUXGEN_MAX_CHUNKS * 4;
@@ -238,6 +240,28 @@ FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch, fluxge
       }
       pause();
     }
+  }
+}
+
+// The epoch of the ag_gemm in progress, for its GEMMs. They run beside the kernel that begins the
+// call and advances the epoch at its end: until `staged` has left `multiplied` behind, which nobody
+// changes as long as they run, it is not known. Waits for that.
+FLUXGEN_HOST_DEVICE uint32_t gather_epoch(fluxgen_group const& group) {
+  void* mine = group.peers[group.rank];
+  uint32_t const* staged = workspace_word(mine, kStagedOffset);
+  uint32_t const done = load_relaxed(workspace_word(mine, kMultipliedOffset));
+  wait_epoch(staged, done + 1u, group, FLUXGEN_AG_GEMM, group.rank, 0);
+  return load_acquire_system(staged);
+}
+
+// Every block of a call's last GEMM, when it has waited for all that it needs: the last one says
+// that the call's GEMMs have ended. `epoch` is that of the call.
+FLUXGEN_HOST_DEVICE void end_gather(fluxgen_group const& group, uint32_t epoch, uint32_t blocks) {
+  void* mine = group.peers[group.rank];
+  uint32_t* ticket = workspace_word(mine, kGemmTicketOffset);
+  if (add_acquire_release(ticket, 1u) == blocks - 1u) {
+    store_relaxed(ticket, 0u);
+    store_relaxed(workspace_word(mine, kMultipliedOffset), epoch);
   }
 }
 

@@ -209,6 +209,11 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "pointers: TMA needs non-null addresses that are multiples of 16 bytes");
   }
+  if (args.own != nullptr && (!gathers || !aligned16(args.own) || args.own_row_stride < args.k ||
+                              args.own_row_stride % kAlign)) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "own: expected rows of k elements, at multiples of 16 bytes, of an ag_gemm");
+  }
   int64_t const extent = args.chunk_axis == FLUXGEN_CHUNK_K ? args.k : args.rows;
   int64_t const unit = args.chunk_axis == FLUXGEN_CHUNK_K
                            ? int64_t(Config::kTileK)
@@ -322,6 +327,9 @@ int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* messa
     arguments.mainloop.wait.rows = rows;
     arguments.mainloop.wait.span = span;
     arguments.mainloop.wait.k = k;
+    arguments.mainloop.wait.own = span == 1 ? args.own : nullptr;
+    arguments.mainloop.wait.own_row_stride = args.own_row_stride;
+    arguments.mainloop.wait.ends_call = args.ends_call;
     bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
     arguments.mainloop.wait.chunk_rows = along_k || chunk == 0 ? rows : chunk;
     arguments.mainloop.wait.chunk_k_tiles =
@@ -363,11 +371,15 @@ int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, in
   config.blockDim = Kernel::get_block_shape();
   config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {unsigned(Config::kClusterM), unsigned(Config::kClusterN), 1u};
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {unsigned(Config::kClusterM), unsigned(Config::kClusterN), 1u};
+  // An ag_gemm may start while the kernel that begins its call still runs, once that one's blocks
+  // are resident: it waits for flags, never for that kernel.
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = Sm90Gemm<Config>::kAllGather ? 2 : 1;
   cudaError_t const error =
       cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, prepared.params);
   return error == cudaSuccess ? FLUXGEN_OK : cuda_fail(message, size, "launch", error);

@@ -121,6 +121,9 @@ class SignalEpilogue : public Base {
 
   CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state,
                                  StorePipeline store_pipeline, StorePipelineState store_state) {
+    // The reduction may start where blocks have ended: it waits for flags, not for this kernel. All
+    // blocks are resident by now, so it takes no place that one of them needs.
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     auto result = Base::store_tail(load_pipeline, load_state, store_pipeline, store_state);
     count_pending();
     return result;

@@ -1,11 +1,15 @@
 // The prologue of ag_gemm: the producer warp waits for the chunks of A that a tile needs, then
 // lets CUTLASS's mainloop load them. The MMA warps never see a flag.
 //
+// The own slab is read where the caller has it, and waits for nothing: its tiles start while the
+// slab is still being staged for the peers.
+//
 // M chunks: the tile's rows decide which chunks it waits for, once, before its first load.
 // K chunks: the load runs in pieces, one per chunk, and waits before each: every tile starts early.
 //
-// The gathered A is one (m, k) matrix, so one TMA descriptor reaches all of it. A tile of the last rows of a slab reads on into the next slab, which may not have
-// arrived: those rows are never stored. `span` adjacent slabs may be tiled as one, so that slabs
+// The gathered A is one (m, k) matrix, so one TMA descriptor reaches all of it. A tile of the last
+// rows of a slab reads on into the next slab, which may not have arrived: those rows are never
+// stored. `span` adjacent slabs may be tiled as one, so that slabs
 // shorter than a tile fill it; the tile then waits for each source that it touches.
 #ifndef FLUXGEN_SM90_WAIT_MAINLOOP_CUH_
 #define FLUXGEN_SM90_WAIT_MAINLOOP_CUH_
@@ -22,6 +26,9 @@ struct WaitArguments {
   int32_t k = 0;
   int32_t chunk_rows = 0;      // M axis; as large as rows for one chunk
   int32_t chunk_k_tiles = 0;   // K axis: tiles of K in one chunk; 0 on the M axis
+  void const* own = nullptr;   // this rank's slab; null: it is waited for like the others
+  int64_t own_row_stride = 0;
+  int32_t ends_call = 0;
 };
 
 template <class Base>
@@ -36,6 +43,7 @@ struct WaitMainloop : Base {
   };
   struct Params : Base::Params {
     WaitArguments wait{};
+    typename Base::Params own;
   };
 
   // The problem is (rows * span, n, k, world / span); A is (m, k, 1).
@@ -47,7 +55,19 @@ struct WaitMainloop : Base {
     static_cast<typename Base::Params&>(params) =
         Base::to_underlying_arguments(cute::make_shape(m * l, n, k, 1), args, workspace);
     params.wait = args.wait;
+    params.own = params;
+    if (args.wait.own != nullptr) {
+      typename Base::Arguments own = args;
+      own.ptr_A = static_cast<decltype(own.ptr_A)>(args.wait.own);
+      cute::get<0>(own.dA) = args.wait.own_row_stride;
+      params.own = Base::to_underlying_arguments(cute::make_shape(m, n, k, 1), own, workspace);
+    }
     return params;
+  }
+
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+    Base::prefetch_tma_descriptors(params);
+    cute::prefetch_tma_descriptor(params.own.tma_load_a.get_tma_descriptor());
   }
 
   template <class LoadInputs, class KTileIterator, class BlockCoord>
@@ -56,21 +76,24 @@ struct WaitMainloop : Base {
                            KTileIterator k_tile, int k_tile_count, int lane,
                            uint32_t block_rank_in_cluster, TensorStorage& storage) {
     WaitArguments const& wait = params.wait;
-    uint32_t const epoch = current_epoch(wait.group.peers[wait.group.rank], 0);
+    wait_ = &wait;
     auto [m, n, k, slab] = coord;
+    if (wait.own != nullptr && int(slab) == wait.group.rank) {
+      auto const own = rows_of(params.own, wait.rows, wait.k, 0);
+      Base::load(params.own, pipeline, state, cute::make_tuple(own, cute::get<1>(inputs)),
+                 cute::make_coord(m, n, k, 0), k_tile, k_tile_count, lane, block_rank_in_cluster,
+                 storage);
+      return;
+    }
     int const slab_rows = wait.rows * wait.span;
     int const row = int(m) * kTileM;
     // Tiles past the edge exist inside a cluster. Nobody sets flags for them, and they load
     // nothing of A that is stored (but their share of B, which a partner needs): they do not wait.
     int const end = row < slab_rows ? cute::min(row + kTileM, slab_rows) : row;
+    uint32_t const epoch = row < end ? gather_epoch(wait.group) : 0u;
 
-    auto const a = cute::domain_offset(
-        cute::make_coord(int(slab) * slab_rows, 0, 0),
-        params.tma_load_a.get_tma_tensor(cute::make_shape(
-            slab_rows * (wait.group.world / wait.span), wait.k, cute::Int<1>{})));
-    auto const tiles = cute::local_tile(a, typename Base::TileShape{},
-                                        cute::make_coord(cute::_, cute::_, cute::_),
-                                        cute::Step<cute::_1, cute::Underscore, cute::_1>{});
+    auto const tiles = rows_of(params, slab_rows * (wait.group.world / wait.span), wait.k,
+                               int(slab) * slab_rows);
     auto const from_slab = cute::make_tuple(tiles, cute::get<1>(inputs));
     auto const in_slab = cute::make_coord(m, n, k, 0);
 
@@ -93,7 +116,25 @@ struct WaitMainloop : Base {
     }
   }
 
+  CUTLASS_DEVICE void load_tail(MainloopPipeline pipeline, PipelineState state) {
+    Base::load_tail(pipeline, state);
+    if (wait_ != nullptr && wait_->ends_call != 0 && cute::elect_one_sync()) {
+      end_gather(wait_->group, gather_epoch(wait_->group), gridDim.x * gridDim.y * gridDim.z);
+    }
+  }
+
  private:
+  // Tiles of `rows` rows of what a descriptor reaches, from row `first` on.
+  CUTLASS_DEVICE static auto rows_of(typename Base::Params const& params, int rows, int k,
+                                     int first) {
+    auto const all = cute::domain_offset(
+        cute::make_coord(first, 0, 0),
+        params.tma_load_a.get_tma_tensor(cute::make_shape(rows, k, cute::Int<1>{})));
+    return cute::local_tile(all, typename Base::TileShape{},
+                            cute::make_coord(cute::_, cute::_, cute::_),
+                            cute::Step<cute::_1, cute::Underscore, cute::_1>{});
+  }
+
   // The whole warp waits, one lane a chunk; whichever lane issues the TMA load afterwards is then
   // ordered behind all of them. The load runs in the async proxy, hence the proxy fence.
   CUTLASS_DEVICE static void wait_rows(WaitArguments const& wait, int first_source, int row,
@@ -132,6 +173,8 @@ struct WaitMainloop : Base {
     __syncwarp();
     asm volatile("fence.proxy.async;" ::: "memory");
   }
+
+  WaitArguments const* wait_ = nullptr;
 };
 
 }  // namespace fluxgen

@@ -126,9 +126,9 @@ inline cudaError_t last_node(cudaStream_t stream, cudaGraphNode_t* node) {
 
 // Queue the kernel of `args`; where `node` is given, the stream is capturing.
 template <class Args>
-int queue_kernel(Args const& args, cudaStream_t stream, cudaGraphNode_t* node, char* message,
-                 int64_t size) {
-  int const status = launch(args, stream, message, size);
+int queue_kernel(Args const& args, cudaStream_t stream, bool early, cudaGraphNode_t* node,
+                 char* message, int64_t size) {
+  int const status = launch(args, stream, early, message, size);
   return status != FLUXGEN_OK || node == nullptr
              ? status
              : cuda_status(last_node(stream, node), "capture", message, size);
@@ -153,13 +153,16 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, cudaStrea
       return status;
     }
   }
-  int status =
-      queue_kernel(*call.begin, stream, into != nullptr ? &into->begin : nullptr, message, size);
-  bool const forks = status == FLUXGEN_OK && call.pull != nullptr;
-  if (forks) {
-    status = order(stream, copy, static_cast<cudaEvent_t>(call.forked), message, size);
+  bool const forks = call.pull != nullptr;
+  int status = forks ? order(stream, copy, static_cast<cudaEvent_t>(call.forked), message, size)
+                     : FLUXGEN_OK;
+  bool began = false;
+  if (status == FLUXGEN_OK) {
+    status = queue_kernel(*call.begin, stream, false, into != nullptr ? &into->begin : nullptr,
+                          message, size);
+    began = status == FLUXGEN_OK;
   }
-  if (forks && status == FLUXGEN_OK) {
+  if (began && forks) {
     auto const note = [&] {
       if (into == nullptr) {
         return cudaSuccess;
@@ -175,11 +178,14 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, cudaStrea
   for (int64_t i = 0; i < call.count && status == FLUXGEN_OK; ++i) {
     status = queue_gemm(call.gemms[i], stream, into, message, size);
   }
+  bool const failed = status != FLUXGEN_OK;
   if (forks) {  // also after an error: the copies write into what the caller frees next
-    bool const failed = status != FLUXGEN_OK;
     int const joined = order(copy, stream, static_cast<cudaEvent_t>(call.joined),
                              failed ? nullptr : message, size);
     status = failed ? status : joined;
+  }
+  if (began && (failed || call.count == 0)) {
+    settle_kernel<<<1, 1, 0, stream>>>(call.begin->group);
   }
   return status;
 }
@@ -188,8 +194,8 @@ inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, cudaStre
                  CallGraph* into, char* message, int64_t size) {
   int const status = queue_gemm(call.gemm, stream, into, message, size);
   return status == FLUXGEN_OK
-             ? queue_kernel(*call.reduce, stream, into != nullptr ? &into->reduce : nullptr,
-                            message, size)
+             ? queue_kernel(*call.reduce, stream, true,
+                            into != nullptr ? &into->reduce : nullptr, message, size)
              : status;
 }
 
@@ -460,11 +466,11 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_begin(                         \
       fluxgen_begin_args const* args, void* stream, char* message, int64_t size) {             \
-    return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), message, size);           \
+    return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), false, message, size);    \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_reduce(                        \
       fluxgen_reduce_args const* args, void* stream, char* message, int64_t size) {            \
-    return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), message, size);           \
+    return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), false, message, size);    \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_pull(                          \
       fluxgen_pull_args const* args, void* stream, void* copy, void* forked, char* message,    \

@@ -13,8 +13,10 @@
 namespace fluxgen {
 
 constexpr int kThreads = 256;
+constexpr int kBeginThreads = 512;
 constexpr int kInFlight = 8;       // loads of one thread in the reduction
-constexpr int kBlocksPerSm = 4;    // of the reduction and the slab copy, where none is asked for
+constexpr int kCopiesInFlight = 4; // loads of one thread that copies a slab
+constexpr int kBlocksPerSm = 4;    // of the reduction, where none is asked for
 constexpr uint32_t kReduceOp = 2;
 constexpr uint32_t kTransportOp = 3;
 
@@ -33,28 +35,48 @@ __device__ __forceinline__ bool last_block(void* workspace, int64_t ticket_offse
   return last;
 }
 
-// rows of `vectors` 16-byte words, by all blocks of the grid; `also` may be null.
-__device__ __forceinline__ void copy_rows(char* to, char* also, int64_t to_stride,
-                                          char const* from, int64_t from_stride, int64_t rows,
-                                          int64_t vectors) {
+// rows of `vectors` 16-byte words, contiguous in `to` and `also` (which may be null), by all blocks
+// of the grid.
+__device__ __forceinline__ void copy_rows(char* to, char* also, char const* from,
+                                          int64_t from_stride, int64_t rows, int64_t vectors) {
   int64_t const total = rows * vectors;
-  int64_t const step = int64_t(gridDim.x) * kThreads;
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total; i += step) {
-    int64_t const row = i / vectors;
-    int64_t const column = (i - row * vectors) * 16;
-    uint4 const value = *reinterpret_cast<uint4 const*>(from + row * from_stride + column);
-    *reinterpret_cast<uint4*>(to + row * to_stride + column) = value;
-    if (also != nullptr) {
-      *reinterpret_cast<uint4*>(also + row * to_stride + column) = value;
+  bool const contiguous = from_stride == vectors * 16;
+  int64_t const step = int64_t(gridDim.x) * blockDim.x;
+  int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (; first < total; first += step * kCopiesInFlight) {
+    uint4 values[kCopiesInFlight];
+#pragma unroll
+    for (int c = 0; c < kCopiesInFlight; ++c) {
+      int64_t const i = first + c * step;
+      if (i < total) {
+        int64_t const row = contiguous ? 0 : i / vectors;
+        values[c] = *reinterpret_cast<uint4 const*>(from + row * from_stride +
+                                                    (i - row * vectors) * 16);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kCopiesInFlight; ++c) {
+      int64_t const i = first + c * step;
+      if (i < total) {
+        reinterpret_cast<uint4*>(to)[i] = values[c];
+        if (also != nullptr) {
+          reinterpret_cast<uint4*>(also)[i] = values[c];
+        }
+      }
     }
   }
 }
 
-// ag_gemm, first kernel: wait until the peers have pulled the last slab, advance the epoch, copy x
-// (rows, row_bytes) into the stage and to its place in the gathered matrix, mark it gathered, and
-// tell every peer that it may be pulled. With args.pull it then copies the peers' slabs itself:
-// all blocks must be resident, as they wait for peers that wait for this rank's first half.
-__global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args) {
+// ag_gemm, first kernel: wait until the peers have pulled the last slab, copy x (rows, row_bytes)
+// into the stage and, with args.keep, to its place in the gathered matrix, advance the epoch, and
+// tell every peer that the slab may be pulled. With args.pull it then copies the peers' slabs
+// itself: all blocks must be resident, as they wait for peers that wait for this rank's first half.
+__global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args args) {
+#if __CUDA_ARCH__ >= 900
+  if (!args.pull) {  // the GEMM may take the SMs that this kernel leaves, once all its blocks are here
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
+#endif
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
   uint32_t const epoch = current_epoch(mine, 1);
@@ -71,18 +93,21 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args
   char* own = gathered + group.rank * slab;
   // A peer may still be pulling what an aborted group has in the stage.
   bool const aborted = aborted_by(group) != 0u;
-  copy_rows(aborted ? own : stage(group, group.rank), aborted ? nullptr : own, args.row_bytes,
-            static_cast<char const*>(args.x), args.row_stride_bytes, args.rows, vectors);
+  char* to = aborted ? (args.keep ? own : nullptr) : stage(group, group.rank);
+  if (to != nullptr) {
+    copy_rows(to, args.keep && !aborted ? own : nullptr, static_cast<char const*>(args.x),
+              args.row_stride_bytes, args.rows, vectors);
+  }
   fence_system();
   if (last_block(mine, kTicketOffset)) {
     fence_system();
-    if (thread == 0) {
-      store_relaxed(workspace_word(mine, kStagedOffset), epoch);
-      store_relaxed(workspace_word(mine, kEpochOffset), epoch);
-      report_abort(group, kTransportOp, epoch);
-    }
     if (thread < FLUXGEN_MAX_CHUNKS) {
       store_release_system(gathered_flag(mine, group.rank, thread), epoch);
+    }
+    if (thread == 0) {
+      store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+      store_release_system(workspace_word(mine, kStagedOffset), epoch);
+      report_abort(group, kTransportOp, epoch);
     }
     if (is_peer && aborted_by(group) == 0u) {
       store_release_system(ready_flag(group.peers[thread], group.rank), epoch);
@@ -97,8 +122,8 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args
       wait_epoch(ready_flag(mine, peer), epoch, group, kTransportOp, peer, 0);
     }
     __syncthreads();
-    copy_rows(gathered + peer * slab, nullptr, args.row_bytes, stage(group, peer),
-              args.row_bytes, args.rows, vectors);
+    copy_rows(gathered + peer * slab, nullptr, stage(group, peer), args.row_bytes, args.rows,
+              vectors);
   }
   fence_system();
   // A ticket of its own: a block may be here before another has taken its first.
@@ -114,7 +139,16 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(fluxgen_begin_args args
   }
 }
 
-// Between two copies of the copy-engine transport: raise the flag of what has just been copied,
+// After a call whose GEMMs were not all queued: without it the next one's would take this call's
+// epoch for theirs.
+__global__ void settle_kernel(fluxgen_group group) {
+  void* mine = group.peers[group.rank];
+  store_relaxed(workspace_word(mine, kMultipliedOffset),
+                load_relaxed(workspace_word(mine, kStagedOffset)));
+}
+
+// Before, between and after the copies of the copy-engine transport, beside the kernel that begins
+// the call: raise the flag of what has just been copied,
 // tell its source if that was all of it, and wait for the next source. Negative: nothing to do.
 struct StepArguments {
   fluxgen_group group;
@@ -127,7 +161,7 @@ struct StepArguments {
 __global__ void step_kernel(StepArguments args) {
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
-  uint32_t const epoch = current_epoch(mine, 0);
+  uint32_t const epoch = gather_epoch(group);
   if (args.source >= 0) {
     store_release_system(gathered_flag(mine, args.source, args.chunk), epoch);
   }

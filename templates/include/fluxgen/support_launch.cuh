@@ -9,6 +9,8 @@
 
 namespace fluxgen {
 
+constexpr double kBeginSms = 0.25;  // share of the SMs that stage a slab while the GEMM starts
+
 inline int refuse(char* message, int64_t size, char const* text) {
   if (message != nullptr && size > 0) {
     std::snprintf(message, size_t(size), "%s", text);
@@ -52,14 +54,14 @@ int check_common(Args const& args, char* message, int64_t size) {
   return FLUXGEN_OK;
 }
 
-// Blocks for `work`: at most as many as asked for, or, where none are, `per_sm` for each SM.
-inline int block_count(int asked, int per_sm, int64_t work) {
+// Blocks for `work`: at most as many as asked for, or, where none are, this share of the SMs.
+inline int block_count(int asked, double per_sm, int64_t work) {
   int64_t most = asked;
   if (asked <= 0) {
     int device = 0, sms = 1;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    most = int64_t(sms) * per_sm;
+    most = int64_t(sms * per_sm);
   }
   return int(work < 1 ? 1 : (work < most ? work : most));
 }
@@ -68,6 +70,7 @@ inline int block_count(int asked, int per_sm, int64_t work) {
 struct SupportLaunch {
   void* kernel;
   int blocks;
+  int threads;
   char const* name;
 };
 
@@ -82,16 +85,18 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
     return refuse(message, size,
                   "x: expected rows of a positive multiple of 16 bytes at 16-byte aligned addresses");
   }
-  if (args.gathered == nullptr || reinterpret_cast<uintptr_t>(args.gathered) % 16) {
+  if (reinterpret_cast<uintptr_t>(args.gathered) % 16 ||
+      (args.gathered == nullptr && (args.keep || args.pull))) {
     return refuse(message, size, "gathered: expected a 16-byte aligned address");
   }
   if (args.rows * args.row_bytes > args.group.stage_bytes) {
     return refuse(message, size, "the slab does not fit the stage of the workspace");
   }
-  int64_t const work = (args.rows * (args.row_bytes / 16) + kThreads - 1) / kThreads;
-  // With pull, one block an SM at most: all are resident.
-  int const blocks = block_count(args.blocks, args.pull ? 1 : kBlocksPerSm, work);
-  *prepared = {reinterpret_cast<void*>(&begin_kernel), blocks, "begin"};
+  int64_t const work = (args.rows * (args.row_bytes / 16) + kBeginThreads - 1) / kBeginThreads;
+  // With pull, one block an SM at most: all are resident. Else the GEMM starts beside it, on the SMs
+  // that it leaves free.
+  int const blocks = block_count(args.blocks, args.pull ? 1 : kBeginSms, work);
+  *prepared = {reinterpret_cast<void*>(&begin_kernel), blocks, kBeginThreads, "begin"};
   return FLUXGEN_OK;
 }
 
@@ -123,20 +128,48 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   int64_t const work = (args.rows * (args.n / 8) + kThreads - 1) / kThreads;
   *prepared = {args.dtype == 0 ? reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162>)
                                : reinterpret_cast<void*>(&reduce_kernel<__half2>),
-               block_count(args.blocks, kBlocksPerSm, work), "reduce"};
+               block_count(args.blocks, kBlocksPerSm, work), kThreads, "reduce"};
   return FLUXGEN_OK;
 }
 
-// Queue the kernel of `args` (begin or reduce) on a stream.
+// An SM divides its memory between L1 and shared memory as the kernels on it ask for, and kernels
+// that ask for different parts may not run beside each other. GEMMs take all as shared memory: so
+// does what is to run beside them.
+inline void prefer_shared_memory(void const* kernel) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                       cudaSharedmemCarveoutMaxShared);
+}
+inline void prepare_for_neighbours() {
+  static bool const done = [] {
+    prefer_shared_memory(reinterpret_cast<void const*>(&begin_kernel));
+    prefer_shared_memory(reinterpret_cast<void const*>(&step_kernel));
+    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__nv_bfloat162>));
+    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__half2>));
+    return true;
+  }();
+  (void)done;
+}
+
+// Queue the kernel of `args` (begin or reduce) on a stream. `early`: it may start while the kernel
+// before it ends.
 template <class Args>
-int launch(Args const& args, cudaStream_t stream, char* message, int64_t size) {
+int launch(Args const& args, cudaStream_t stream, bool early, char* message, int64_t size) {
   SupportLaunch prepared;
   if (int const status = prepare(args, &prepared, message, size)) {
     return status;
   }
+  prepare_for_neighbours();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(prepared.blocks));
+  config.blockDim = dim3(unsigned(prepared.threads));
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
   void* parameters[] = {const_cast<Args*>(&args)};
-  cudaError_t const error = cudaLaunchKernel(prepared.kernel, dim3(unsigned(prepared.blocks)),
-                                             dim3(kThreads), parameters, 0, stream);
+  cudaError_t const error = cudaLaunchKernelExC(&config, prepared.kernel, parameters);
   return cuda_status(error, prepared.name, message, size);
 }
 
@@ -152,7 +185,7 @@ int update(Args const& args, cudaGraphExec_t graph, cudaGraphNode_t node, char* 
   cudaKernelNodeParams node_params{};
   node_params.func = prepared.kernel;
   node_params.gridDim = dim3(unsigned(prepared.blocks));
-  node_params.blockDim = dim3(kThreads);
+  node_params.blockDim = dim3(unsigned(prepared.threads));
   node_params.kernelParams = parameters;
   return cuda_status(cudaGraphExecKernelNodeSetParams(graph, node, &node_params), prepared.name,
                      message, size);

@@ -73,6 +73,8 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_gemm_args, groups)
   FLUXGEN_OFFSET(fluxgen_gemm_args, chunk_size)
   FLUXGEN_OFFSET(fluxgen_gemm_args, sms)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, own)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, ends_call)
   FLUXGEN_OFFSET(fluxgen_group, stage_bytes)
   FLUXGEN_OFFSET(fluxgen_group, peers)
   FLUXGEN_OFFSET(fluxgen_group, report)
@@ -81,6 +83,7 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_reduce_args, blocks)
   FLUXGEN_OFFSET(fluxgen_begin_args, row_stride_bytes)
   FLUXGEN_OFFSET(fluxgen_begin_args, pull)
+  FLUXGEN_OFFSET(fluxgen_begin_args, keep)
   FLUXGEN_OFFSET(fluxgen_pull_args, gathered)
   FLUXGEN_OFFSET(fluxgen_pull_args, chunk_axis)
   FLUXGEN_OFFSET(fluxgen_gather_call, joined)
@@ -94,6 +97,8 @@ int64_t layout(char const* name) {
   auto at = [](void* p) { return int64_t(static_cast<char*>(p) - base); };
   if (!std::strcmp(name, "epoch")) return kEpochOffset;
   if (!std::strcmp(name, "aborted")) return kAbortedOffset;
+  if (!std::strcmp(name, "staged")) return kStagedOffset;
+  if (!std::strcmp(name, "multiplied")) return kMultipliedOffset;
   if (!std::strcmp(name, "ready")) return at(ready_flag(base, 0));
   if (!std::strcmp(name, "arrived_1_2")) return at(arrived_flag(base, 1, 2));
   if (!std::strcmp(name, "gathered_1_2")) return at(gathered_flag(base, 1, 2));
@@ -178,6 +183,43 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
   for (int r = 0; r < world; ++r) threads.emplace_back(rank_main, r);
   for (auto& t : threads) t.join();
   return expired ? -1 : wrong.load();
+}
+
+// One rank's ag_gemm calls: a thread begins each late, the blocks of its GEMMs take the epoch beside
+// it, and end the call. Starts below the wrap. Returns the number of wrong epochs, or -1 on a timeout.
+int64_t run_gathers(int calls, int blocks, int gemms, uint32_t first) {
+  std::vector<uint32_t> memory(size_t(kDataOffset) / 4, 0u);
+  fluxgen_group group{};
+  group.world = 1;
+  group.timeout_ns = 20'000'000'000ull;
+  fluxgen_report report{};
+  group.report = &report;
+  group.peers[0] = memory.data();
+  *workspace_word(memory.data(), kStagedOffset) = first;
+  *workspace_word(memory.data(), kMultipliedOffset) = first;
+  std::atomic<int64_t> wrong{0};
+  for (int call = 1; call <= calls; ++call) {
+    uint32_t const epoch = first + uint32_t(call);
+    std::thread begin([&] {
+      if (call % 3) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      store_release_system(workspace_word(memory.data(), kStagedOffset), epoch);
+    });
+    for (int gemm = 0; gemm < gemms; ++gemm) {
+      std::vector<std::thread> threads;
+      for (int b = 0; b < blocks; ++b) {
+        threads.emplace_back([&] {
+          uint32_t const found = gather_epoch(group);
+          wrong += found != epoch;
+          if (gemm == gemms - 1) end_gather(group, found, uint32_t(blocks));
+        });
+      }
+      for (auto& t : threads) t.join();
+    }
+    begin.join();
+    wrong += *workspace_word(memory.data(), kMultipliedOffset) != epoch;
+    wrong += *workspace_word(memory.data(), kGemmTicketOffset) != 0;
+  }
+  return report.code ? -1 : wrong.load();
 }
 
 // A flag that never comes: fills the report, a second wait of the same group returns at once, the

@@ -24,6 +24,7 @@ class Bug(enum.Enum):
     RS_SKIPS_WAITS = "the reduction does not wait for all sources"
     SHARED_FLAGS = "copies and peers write the same block of flags"
     NO_PULLED = "the stage is overwritten before the peers have pulled it"
+    NO_STAGED = "a GEMM takes the epoch that it finds, though its call has not begun"
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,29 @@ def program(rank: int, world: int, calls: str, bug: Bug):
         half = 0 if bug is Bug.SINGLE_BUFFER else epoch % 2
         gathered = "arrived" if bug is Bug.SHARED_FLAGS else "gathered"
         if op == "A":
-            if staged and bug is not Bug.NO_PULLED:
-                main += [("wait", ("pulled", rank, p), staged) for p in peers]
-            staged = epoch
-            main.append(("write", ("stage", rank), (epoch, op, rank)))
-            main.append(("write", ("whole", rank, rank), (epoch, op, rank)))
-            main.append(("write", (gathered, rank, rank), epoch))
-            main += [("release", ("ready", p, rank), epoch) for p in peers]
+            # The call begins on the copy stream, beside its GEMM, whose own slab is the caller's.
             main.append(("fork", epoch))
             copy.append(("start", epoch))
+            if staged and bug is not Bug.NO_PULLED:
+                copy += [("wait", ("pulled", rank, p), staged) for p in peers]
+            copy.append(("write", ("stage", rank), (epoch, op, rank)))
+            copy.append(("write", ("staged", rank), epoch))
+            copy += [("release", ("ready", p, rank), epoch) for p in peers]
             for p in peers:
                 if bug is not Bug.NO_READY:
                     copy.append(("wait", ("ready", rank, p), epoch))
                 copy.append(("copy", ("stage", p), ("whole", rank, p), (epoch, op, p)))
                 copy.append(("release", (gathered, rank, p), epoch))
                 copy.append(("release", ("pulled", p, rank), epoch))
-            for s in [rank, *peers]:
-                main.append(("wait", (gathered, rank, s), epoch))
+            taken = epoch if bug is not Bug.NO_STAGED else staged
+            if taken:
+                main.append(("wait", ("staged", rank), taken))
+            for s in peers:
+                if taken:
+                    main.append(("wait", (gathered, rank, s), taken))
                 main.append(("read", ("whole", rank, s), (epoch, op, s)))
             main.append(("join", len(copy)))
+            staged = epoch
         else:
             for p in peers:
                 main.append(("send", ("inbox", p, half, rank), (epoch, op, rank)))
@@ -88,7 +93,7 @@ def _push(pending: tuple, stream: int, slot: int, value, release: bool) -> tuple
     return _set(pending, stream, (*pending[stream], (slot, value, release)))
 
 
-_MEMORY = ("stage", "whole", "inbox", "ready", "pulled", "arrived", "gathered")
+_MEMORY = ("stage", "staged", "whole", "inbox", "ready", "pulled", "arrived", "gathered")
 _INVISIBLE = ("send", "release", "fork", "start", "join", "wait")
 
 

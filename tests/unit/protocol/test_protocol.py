@@ -20,6 +20,12 @@ def test_ranks_as_threads_read_what_was_written(world, chunks, tiles, late):
     assert driver().run_ranks(world, calls, chunks, tiles, late, ct.c_uint32(first)) == 0
 
 
+@pytest.mark.parametrize(("blocks", "gemms"), [(1, 1), (4, 1), (3, 3)])
+def test_gemms_beside_a_late_beginning_take_the_epoch_of_their_call(blocks, gemms):
+    first = ct.c_uint32(2**32 - 10)  # it wraps
+    assert driver().run_gathers(30, blocks, gemms, first) == 0
+
+
 def test_epochs_compare_modulo_two_to_the_32():
     reached = driver().reached
     for seen, expected, result in [
@@ -61,6 +67,8 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_gemm_args", "groups"),
         ("fluxgen_gemm_args", "chunk_size"),
         ("fluxgen_gemm_args", "sms"),
+        ("fluxgen_gemm_args", "own"),
+        ("fluxgen_gemm_args", "ends_call"),
         ("fluxgen_group", "stage_bytes"),
         ("fluxgen_group", "peers"),
         ("fluxgen_group", "report"),
@@ -69,6 +77,7 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_reduce_args", "blocks"),
         ("fluxgen_begin_args", "row_stride_bytes"),
         ("fluxgen_begin_args", "pull"),
+        ("fluxgen_begin_args", "keep"),
         ("fluxgen_pull_args", "gathered"),
         ("fluxgen_pull_args", "chunk_axis"),
         ("fluxgen_gather_call", "joined"),
@@ -83,6 +92,8 @@ def test_workspace_layout_matches_the_header():
     layout = driver().layout
     assert layout(b"epoch") == abi.EPOCH_OFFSET
     assert layout(b"aborted") == abi.ABORTED_OFFSET
+    assert layout(b"staged") == abi.STAGED_OFFSET
+    assert layout(b"multiplied") == abi.MULTIPLIED_OFFSET
     assert layout(b"ready") == abi.READY_OFFSET
     assert layout(b"pulled_1") == abi.PULLED_OFFSET + 4
     assert layout(b"arrived_1_2") == abi.ARRIVED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)

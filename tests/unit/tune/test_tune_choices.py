@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
-from fluxgen.core.errors import UnsupportedError, UsageError
+from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.record import Provenance
-from fluxgen.core.topology import Topology
-from fluxgen.tune import PredictEvaluator, decide, make_evaluator
+from fluxgen.core.topology import GPUS, Topology
+from fluxgen.runtime.device import Device
+from fluxgen.tune import PredictEvaluator, decide, evaluators, make_evaluator, resolve
 from fluxgen.tune.candidates import KNOBS, SM_COPY, Candidates
 from fluxgen.tune.cover import Costs, choose_kernels
 from fluxgen.tune.plan import RANKED_RUNS, RUNS_PER_KERNEL, History, next_step, shortlist
@@ -204,11 +206,23 @@ def test_a_candidate_that_failed_on_one_rank_is_out() -> None:
 
 
 def test_evaluators_by_name() -> None:
-    assert isinstance(make_evaluator("auto"), PredictEvaluator)
-    with pytest.raises(UnsupportedError, match="predict"):
-        make_evaluator("device")
+    topology = TOPOLOGIES[8]
+    with mock.patch.object(evaluators, "devices", lambda: ()):
+        assert isinstance(make_evaluator("auto", topology), PredictEvaluator)
+        with pytest.raises(UsageError, match=r"expected a .* in this machine.*predict"):
+            make_evaluator("device", topology)
     with pytest.raises(UsageError, match="predict, device, auto"):
-        make_evaluator("magic")
+        make_evaluator("magic", topology)
+
+
+def test_auto_measures_where_the_gpu_is() -> None:
+    topology = TOPOLOGIES[8]
+    here = Device("here", topology.gpu, "13.0")
+    other = Device("other", GPUS["a100-sxm-80gb"], "13.0")
+    for found, expected in [((here,), "device"), ((other, here), "predict"), ((), "predict")]:
+        with mock.patch.object(evaluators, "devices", lambda found=found: found):
+            assert resolve("auto", topology) == expected
+    assert resolve("replay:x", topology) == "replay:x"
 
 
 def test_the_predicted_baseline_and_an_illegal_candidate() -> None:

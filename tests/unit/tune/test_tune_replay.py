@@ -33,7 +33,7 @@ def test_a_replayed_search_makes_the_same_trials_and_finds_the_same(tmp_path):
     path = tmp_path / "trials.jsonl"
     live = Fake(fail=fail)
     first = search(Recorder(live, path), (PROBLEM, OTHER))
-    replay = make_evaluator(f"replay:{path}")
+    replay = make_evaluator(f"replay:{path}", TOPOLOGY)
     assert replay.provenance is Fake.provenance
     assert replay.method(TOPOLOGY) == "made up"
     assert replay.trials == len({json.dumps(json.loads(t)) for t in path.read_text().splitlines()})
@@ -93,9 +93,9 @@ def test_a_file_that_is_no_recording_says_so(tmp_path, content, words):
     path = tmp_path / "trials.jsonl"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=words):
-        make_evaluator(f"replay:{path}")
+        make_evaluator(f"replay:{path}", TOPOLOGY)
     with pytest.raises(UsageError, match="cannot read"):
-        make_evaluator(f"replay:{tmp_path / 'none'}")
+        make_evaluator(f"replay:{tmp_path / 'none'}", TOPOLOGY)
     with pytest.raises(UsageError, match="cannot write"):
         Recorder(Fake(), tmp_path)
 

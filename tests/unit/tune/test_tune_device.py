@@ -1,0 +1,152 @@
+"""The measuring evaluator without a GPU: schedules of the imitated link, statistics, compiling."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+
+import pytest
+from tuning_helpers import Fake
+
+from fluxgen.build.compiler import CompileError
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
+from fluxgen.core.errors import UsageError
+from fluxgen.core.problem import Problem, Signature
+from fluxgen.core.topology import Topology
+from fluxgen.predict.constants import COPY_US
+from fluxgen.predict.link import pull_arrivals
+from fluxgen.tune import CompiledKernels, compiled, tune
+from fluxgen.tune.candidates import Candidates
+from fluxgen.tune.device import schedule
+
+TOPOLOGY = Topology.of("h200", "nvlink", 8)
+KERNEL = KernelConfig(128, 192, 64, 2, 1)
+AG = Problem(Signature.of("ag_gemm"), 4096, 6144, 12288, 8)
+RS = Problem(Signature.of("gemm_rs"), 4096, 12288, 6144, 8)
+
+
+@pytest.mark.parametrize(("axis", "chunks"), [("m", 1), ("m", 4), ("k", 2), ("k", 4)])
+def test_arrivals_are_those_of_the_prediction(axis, chunks):
+    run = RunConfig((8,), 0, ChunkAxis(axis), chunks)
+    slab = AG.m_local * AG.k * 2
+    want = pull_arrivals(slab, chunks, ChunkAxis(axis), TOPOLOGY)
+    got = schedule.arrivals(AG, TOPOLOGY, KERNEL, run)
+    assert [(t.visit, t.chunk) for t in got] == [(visit, chunk) for visit, chunk, _ in want]
+    for time_us, (_, _, predicted) in zip(got, want, strict=True):
+        assert time_us.us + TOPOLOGY.latency_us == pytest.approx(predicted)
+
+
+def test_uneven_chunks_and_the_sm_copy():
+    run = RunConfig((8,), 0, ChunkAxis.K, 4)
+    odd = Problem(AG.signature, 4096, 6144, 1000, 8)
+    shares = schedule.chunk_sizes(odd, KERNEL, run)
+    assert sum(shares) == pytest.approx(1)
+    assert shares[-1] < shares[0]
+    times = schedule.arrivals(odd, TOPOLOGY, KERNEL, run)
+    whole = schedule.unfused_us(odd, TOPOLOGY) - TOPOLOGY.latency_us
+    assert times[-1].us == pytest.approx(whole + len(times) * COPY_US)
+    at_once = schedule.arrivals(AG, TOPOLOGY, KERNEL, RunConfig((8,), transport=Transport.SM_COPY))
+    assert {t.us for t in at_once} == {at_once[0].us}
+    assert at_once[0].us + TOPOLOGY.latency_us == pytest.approx(schedule.unfused_us(AG, TOPOLOGY))
+
+
+def test_departures_take_the_links_time():
+    run = RunConfig((8,), 0, ChunkAxis.M, 4, transport=Transport.PEER_STORE)
+    times = schedule.departures(RS, TOPOLOGY, KERNEL, run)
+    assert len(times) == 7 * 4
+    assert {t.visit for t in times} == set(range(1, 8))
+    stores = sum(t.us for t in times)
+    assert stores > schedule.unfused_us(RS, TOPOLOGY) - TOPOLOGY.latency_us, "stores are slower"
+    assert 0 < schedule.wave_us(RS, TOPOLOGY, KERNEL, run) < stores
+    alone = Topology.of("h200", "nvlink", 1)
+    assert schedule.unfused_us(Problem(RS.signature, 64, 64, 64, 1), alone) == 0
+
+
+def test_how_well_a_median_is_known():
+    pytest.importorskip("torch")
+    from fluxgen.tune.device.timing import Timing
+
+    rng = random.Random(1)
+    inside = 0
+    for _ in range(300):
+        times = [rng.gauss(100, 2) for _ in range(24)]
+        timing = Timing.of(times)
+        inside += abs(timing.median_us - 100) <= timing.spread * timing.median_us
+    assert 0.90 <= inside / 300 <= 0.99, "the interval holds the median about 19 times in 20"
+    assert Timing.of([5.0]).spread == 0
+    assert Timing.of([5.0] * 9 + [500.0]).median_us == 5.0
+
+
+class Store:
+    """What CompiledKernels uses of a store: some kernels are there, some fail, some take long."""
+
+    def __init__(self, there=(), broken=()):
+        self.there, self.broken = set(there), set(broken)
+        self.built, self.lock = [], threading.Lock()
+
+    def find(self, source):
+        libraries = ("support", "emulated_link")
+        return (
+            source.name if source.name.startswith(libraries) or source.name in self.there else None
+        )
+
+    def build(self, source, tools, *, cancel):
+        time.sleep(0.01)
+        if any(part in source.name for part in self.broken):
+            raise CompileError(f"{source.name}: registers spill\nand more")
+        with self.lock:
+            self.built.append(source.name)
+
+
+def search(store, tools, **more):
+    evaluator = Fake()
+    problems = [Problem(AG.signature, m, 1024, 1024, 8) for m in (1024, 2048)]
+    with CompiledKernels("sm90", store, tools, jobs=2) as kernels:
+        found = tune(
+            problems, Topology.of("h100-sxm", "nvlink", 8), evaluator=evaluator, trials=9,
+            storage="memory", compiled=kernels, **more,
+        )  # fmt: skip
+    return found, evaluator
+
+
+def test_chosen_kernels_are_compiled_before_they_are_measured():
+    store = Store()
+    found, _ = search(store, object(), max_kernels=3)
+    kernels = [name for name in store.built if name.startswith("ag_gemm")]
+    assert 1 <= len(kernels) <= 3, "only those that were chosen, each once"
+    assert len(set(kernels)) == len(kernels)
+    assert len(found.records) == 2
+
+
+def test_a_kernel_that_does_not_compile_is_left_out():
+    every = Candidates(Problem(AG.signature, 1024, 1024, 1024, 8), TOPOLOGY).kernels
+    found, _ = search(Store(broken=[kernel.name for kernel in every]), object())
+    assert {record.kernel for record in found.records} == {None}
+    assert all(math.isfinite(record.time_us) for record in found.records)
+
+
+def test_without_a_compiler_only_what_is_there_is_tried(tmp_path):
+    from fluxgen.codegen.render import kernel_name
+    from fluxgen.db.database import Database
+
+    one = KernelConfig(128, 128, 64, 2, 1)
+    store = Store(there=[kernel_name(AG.signature, "sm90", one)])
+    db = Database(tmp_path / "db.sqlite3")
+    found, _ = search(store, None, db=db)
+    assert {record.kernel for record in found.records} <= {one, None}
+    topology = Topology.of("h100-sxm", "nvlink", 8)
+    for record in found.records:
+        assert not db.failures(record.problem, topology), "what is not compiled has not failed"
+
+
+def test_the_libraries_have_to_be_there():
+    store = Store()
+    store.find = lambda source: None
+    with pytest.raises(UsageError, match="support_sm90: not compiled"):
+        CompiledKernels("sm90", store, None)
+
+
+def test_compiling_uses_the_store_of_the_tuner():
+    assert compiled.Store.__module__ == "fluxgen.build.store"

@@ -91,9 +91,12 @@ def test_what_it_cannot_take_is_refused_on_the_host(support, args, words):  # C0
 
 
 def test_whole_calls_pass_on_what_their_parts_refuse(support):
-    parts = begin(rows=0), pull(), reduce(n=60)
-    call = abi.GatherCall(begin=ct.addressof(parts[0]), pull=ct.addressof(parts[1]))
+    parts = begin(rows=0), pull(chunk_size=-1), reduce(n=60)
+    call = abi.GatherCall(begin=ct.addressof(parts[0]))
     with pytest.raises(KernelError, match="x:"):
+        support.gather(ct.addressof(call), 0, ErrorText())
+    call.pull = ct.addressof(parts[1])
+    with pytest.raises(KernelError, match="gathered:"):  # before anything is queued
         support.gather(ct.addressof(call), 0, ErrorText())
     launched = []
 

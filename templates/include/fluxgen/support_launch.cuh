@@ -9,7 +9,7 @@
 
 namespace fluxgen {
 
-constexpr double kBeginSms = 0.25;  // share of the SMs that stage a slab while the GEMM starts
+constexpr int kBeginPerSm = 1;  // blocks; fewer in all stage a slab slower than they leave room
 
 inline int refuse(char* message, int64_t size, char const* text) {
   if (message != nullptr && size > 0) {
@@ -54,14 +54,14 @@ int check_common(Args const& args, char* message, int64_t size) {
   return FLUXGEN_OK;
 }
 
-// Blocks for `work`: at most as many as asked for, or, where none are, this share of the SMs.
-inline int block_count(int asked, double per_sm, int64_t work) {
+// Blocks for `work`: at most as many as asked for, or, where none are, `per_sm` for each SM.
+inline int block_count(int asked, int per_sm, int64_t work) {
   int64_t most = asked;
   if (asked <= 0) {
     int device = 0, sms = 1;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    most = int64_t(sms * per_sm);
+    most = int64_t(sms) * per_sm;
   }
   return int(work < 1 ? 1 : (work < most ? work : most));
 }
@@ -93,9 +93,8 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
     return refuse(message, size, "the slab does not fit the stage of the workspace");
   }
   int64_t const work = (args.rows * (args.row_bytes / 16) + kBeginThreads - 1) / kBeginThreads;
-  // With pull, one block an SM at most: all are resident. Else the GEMM starts beside it, on the SMs
-  // that it leaves free.
-  int const blocks = block_count(args.blocks, args.pull ? 1 : kBeginSms, work);
+  // One block an SM at most: with pull all have to be resident.
+  int const blocks = block_count(args.blocks, kBeginPerSm, work);
   *prepared = {reinterpret_cast<void*>(&begin_kernel), blocks, kBeginThreads, "begin"};
   return FLUXGEN_OK;
 }

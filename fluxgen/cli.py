@@ -213,7 +213,7 @@ def tune(
     database = Database(path)
     with ExitStack() as stack:
         compiled = None
-        if tuning.resolve(evaluator, topology) == "device":
+        if tuning.resolve(evaluator, topology) == "device" and tuning.can_measure(topology):
             compiled = stack.enter_context(_compiled(topology.gpu, jobs, compiled_only))
         judge = tuning.make_evaluator(evaluator, topology)
         if isinstance(judge, ProcessEvaluator):

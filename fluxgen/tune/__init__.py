@@ -9,6 +9,7 @@ from fluxgen.tune.evaluators import (
     Evaluator,
     Measurement,
     PredictEvaluator,
+    can_measure,
     make_evaluator,
     resolve,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "Recorder",
     "ReplayEvaluator",
     "TuneResult",
+    "can_measure",
     "decide",
     "default_storage",
     "make_evaluator",

@@ -27,7 +27,13 @@ import fluxgen
 from fluxgen.codegen.space import why_illegal_kernel
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.dtypes import DType
-from fluxgen.core.errors import FluxgenError, ToolchainError, UnsupportedError, UsageError
+from fluxgen.core.errors import (
+    DatabaseError,
+    FluxgenError,
+    ToolchainError,
+    UnsupportedError,
+    UsageError,
+)
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import Gpu, Topology, parse_gpu
@@ -656,25 +662,88 @@ def _print_import(report: Any, as_json: bool) -> None:
 def db_verify(
     packs: Annotated[Path | None, typer.Option(help="Packs instead of the database.")] = None,
     db: Db = None,
+    device: Annotated[
+        bool, typer.Option("--device", help="Time a sample again on this machine's GPU.")
+    ] = False,
+    sample: Annotated[int, typer.Option(help="With --device: records of each tp and link.")] = 8,
     as_json: Json = False,
 ) -> None:
     """Check every record: readable, legal, in its place, not slower than its own baseline."""
     from fluxgen.db.verify import verify, verify_packs
 
+    if db is not None and not db.is_file():
+        raise DatabaseError(f"{db}: no such tuning database; tune first, or check the path")
     if packs is not None:
         problems = verify_packs(packs)
     else:
         problems = verify(_database(db).records())
         if db is None:
             problems += verify_packs(data_dir("tuning_db"))
+    again: list[dict[str, Any]] = []
+    if device:
+        again = _retimed(_known_records(packs, db), sample)
+        problems += [f"{row['problem']}: {row['reason']}" for row in again if row["reason"]]
     if as_json:
-        _emit({"problems": problems})
+        _emit({"problems": problems, **({"retimed": again} if device else {})})
     else:
+        if device:
+            _print_retimed(again)
         for problem in problems:
             print(problem)
         print(f"{len(problems)} problems")
     if problems:
         raise typer.Exit(1)
+
+
+def _known_records(packs: Path | None, db: Path | None) -> list[Any]:
+    from fluxgen.db.packs import pack_files, read_pack
+
+    records = [] if packs is not None else list(_database(db).records())
+    if packs is not None or db is None:
+        for path in pack_files(packs or data_dir("tuning_db")):
+            records += read_pack(path)
+    return records
+
+
+def _retimed(records: list[Any], count: int) -> list[dict[str, Any]]:
+    """Records of this machine's GPU, timed again, as plain values."""
+    from fluxgen import tune as tuning
+    from fluxgen.db.keys import topology_of
+    from fluxgen.tune.retime import retime, sample
+    from fluxgen.tune.worker import ProcessEvaluator
+
+    gpu = _target("auto", 1)
+    rows = []
+    for key in sorted({r.topology for r in records if r.topology.startswith(f"{gpu.name}-")}):
+        topology = topology_of(key, {gpu.name: gpu}, gpu.sm_count)
+        chosen = sample([r for r in records if r.topology == key], count)
+        with ExitStack() as stack:
+            compiled = stack.enter_context(_compiled(gpu, None, compiled_only=False))
+            judge = tuning.make_evaluator("device", topology)
+            if isinstance(judge, ProcessEvaluator):
+                stack.enter_context(judge)
+            rows += [
+                {
+                    "topology": key,
+                    "problem": f"{key}: {r.record.problem.key}",
+                    "known_us": r.record.time_us,
+                    "known_speedup": r.record.speedup,
+                    "provenance": r.record.provenance.value,
+                    "us": r.time_us if r.reason is None else None,
+                    "speedup": r.baseline_us / r.time_us if r.reason is None else None,
+                    "reason": r.reason,
+                }
+                for r in retime(chosen, topology, judge, compiled)
+            ]
+    return rows
+
+
+def _print_retimed(rows: list[dict[str, Any]]) -> None:
+    from fluxgen.report.tables import print_table
+
+    columns = ("problem", "known_us", "known_speedup", "provenance", "us", "speedup")
+    body = [["-" if row[c] is None else row[c] for c in columns] for row in rows]
+    print_table(stdout, "timed again", columns, body)
 
 
 def _database(path: Path | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Protocol
 
@@ -132,12 +132,26 @@ def resolve(name: str, topology: Topology) -> str:
 
 
 def can_measure(topology: Topology) -> bool:
-    """Whether this machine has the topology's GPU, and Torch to use it with."""
+    """Whether this machine has the topology's GPU, and a Torch that can use it."""
     try:
         found = devices()
     except ToolchainError:
         return False
-    return any(d.gpu == topology.gpu for d in found[:1]) and find_spec("torch") is not None
+    return any(d.gpu == topology.gpu for d in found[:1]) and torch_has_cuda()
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed Torch was built for CUDA, without importing it (seconds)."""
+    torch = find_spec("torch")
+    if torch is None or not torch.submodule_search_locations:
+        return False
+    path = Path(torch.submodule_search_locations[0]) / "version.py"
+    spec = spec_from_file_location("fluxgen_torch_version", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        return False
+    version = module_from_spec(spec)
+    spec.loader.exec_module(version)
+    return bool(getattr(version, "cuda", None))
 
 
 def make_evaluator(name: str, topology: Topology, store: Path | None = None) -> Evaluator:
@@ -160,8 +174,8 @@ def make_evaluator(name: str, topology: Topology, store: Path | None = None) -> 
     if name == "device":
         if not can_measure(topology):
             raise UsageError(
-                f"evaluator 'device': expected a {topology.gpu.name} in this machine, and Torch; "
-                "found none. Measure there, or use --evaluator predict"
+                f"evaluator 'device': expected a GPU {topology.gpu.name} in this machine, and a "
+                "Torch built for CUDA; found none. Measure there, or use --evaluator predict"
             )
         from fluxgen.tune.worker import ProcessEvaluator
 

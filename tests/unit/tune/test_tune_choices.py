@@ -209,7 +209,7 @@ def test_evaluators_by_name() -> None:
     topology = TOPOLOGIES[8]
     with mock.patch.object(evaluators, "devices", lambda: ()):
         assert isinstance(make_evaluator("auto", topology), PredictEvaluator)
-        with pytest.raises(UsageError, match=r"expected a .* in this machine.*predict"):
+        with pytest.raises(UsageError, match=r"expected a GPU .* in this machine.*predict"):
             make_evaluator("device", topology)
     with pytest.raises(UsageError, match="predict, device, auto"):
         make_evaluator("magic", topology)
@@ -220,8 +220,15 @@ def test_auto_measures_where_the_gpu_is() -> None:
     here = Device("here", topology.gpu, "13.0")
     other = Device("other", GPUS["a100-sxm-80gb"], "13.0")
     for found, expected in [((here,), "device"), ((other, here), "predict"), ((), "predict")]:
-        with mock.patch.object(evaluators, "devices", lambda found=found: found):
+        with (
+            mock.patch.object(evaluators, "devices", lambda found=found: found),
+            mock.patch.object(evaluators, "torch_has_cuda", lambda: True),
+        ):
             assert resolve("auto", topology) == expected
+    with mock.patch.object(evaluators, "devices", lambda: (here,)):  # Torch's own word
+        torch = pytest.importorskip("torch")
+        expected = "device" if torch.version.cuda else "predict"
+        assert resolve("auto", topology) == expected
     assert resolve("replay:x", topology) == "replay:x"
 
 

@@ -12,6 +12,7 @@ import logging
 import math
 import random
 import sqlite3
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
@@ -40,6 +41,9 @@ BUSY_S = 120.0
 
 STALE_AFTER = timedelta(hours=1)
 """No candidate takes this long: an older RUNNING trial is dead, whoever owned it."""
+
+CLAIM_S = 5.0
+"""How long a tuner may take to write down what it has just proposed, each value a transaction."""
 
 VOID = "void"
 """Attribute of a trial that says nothing about its candidate: it was interrupted or died once."""
@@ -250,8 +254,38 @@ class Session:
             elif candidate in history.failed or (candidate and candidate[0] in history.dead):
                 reason = history.failed.get(candidate, "its kernel failed before")
                 self._fail(trial.number, trial._trial_id, candidate, reason, report=False)
+            elif self._taken(trial, candidate):
+                self._note(trial._trial_id, VOID, "another tuner has it")
+                self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             else:
                 yield trial, candidate, history
+
+    def _taken(self, trial: Any, candidate: Candidate) -> bool:
+        """Whether a trial of a lower number, of another tuner, is of this candidate.
+
+        Two that ask at once may propose the same. Each has written down what it proposes before it
+        looks; the higher number waits for what the lower ones, just begun, have yet to write.
+        """
+        deadline = time.monotonic() + CLAIM_S
+        while True:
+            writing = False
+            for other in self._trials():
+                if other.number >= trial.number or VOID in other.user_attrs:
+                    continue
+                if other.state == TrialState.WAITING:
+                    continue
+                if self._complete(other.params):
+                    if self._candidate(other.params) == candidate:
+                        return True
+                elif other.state == TrialState.RUNNING and other.datetime_start is not None:
+                    age = datetime.now() - other.datetime_start
+                    writing |= age < timedelta(seconds=CLAIM_S)
+            if not writing or time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+
+    def _complete(self, params: Params) -> bool:
+        return params.get("kernel") == BASELINE or {"kernel", *KNOBS} <= params.keys()
 
     def _propose(self, study: Any, trial: Any) -> Params:
         """Parameters of a legal candidate that no trial has had."""

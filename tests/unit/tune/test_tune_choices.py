@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from unittest import mock
 
@@ -21,7 +22,7 @@ from fluxgen.runtime.device import Device
 from fluxgen.tune import PredictEvaluator, decide, evaluators, make_evaluator, resolve
 from fluxgen.tune.candidates import KNOBS, SM_COPY, Candidates
 from fluxgen.tune.cover import Costs, choose_kernels
-from fluxgen.tune.plan import RANKED_RUNS, RUNS_PER_KERNEL, History, next_step, shortlist
+from fluxgen.tune.plan import GIVEN_UP, RANKED_RUNS, RUNS_PER_KERNEL, History, next_step, shortlist
 from fluxgen.tune.seeds import heuristic_tiles, seed_kernels
 
 TOPOLOGIES = {tp: Topology.of("h100-sxm", "nvlink", tp) for tp in (1, 2, 3, 5, 8)}
@@ -149,6 +150,22 @@ def test_runs_are_searched_before_another_kernel_is_built() -> None:
     assert next_step(candidates, history, kernels)[0] == kernels[1]
     history.dead.update(kernels)
     assert next_step(candidates, history, kernels) is None
+
+
+def test_a_kernel_far_behind_is_given_up_and_its_trials_go_to_others() -> None:
+    problem = Problem(Signature.of("ag_gemm"), 4096, 4096, 4096, 8)
+    candidates = Candidates(problem, TOPOLOGIES[8])
+    kernels = list(candidates.prior)[:3]
+    history, asked = History(), Counter()
+    for _ in range(20):
+        kernel, run, _ = next_step(candidates, history, kernels)
+        asked[kernel] += 1
+        history.used[kernel] += 1
+        slow = {kernels[0]: 100.0, kernels[1]: 100.0 * GIVEN_UP + 1, kernels[2]: 101.0}
+        history.times[kernel, run] = slow[kernel]
+    assert asked[kernels[1]] == 1
+    assert asked[kernels[2]] == RUNS_PER_KERNEL
+    assert asked[kernels[0]] == 20 - 1 - RUNS_PER_KERNEL
 
 
 A, B, C, D = (KernelConfig(128, n, 64) for n in (64, 128, 192, 256))

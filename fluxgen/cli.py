@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -693,6 +694,74 @@ def db_verify(
         print(f"{len(problems)} problems")
     if problems:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    target: Target = "auto",
+    tp: Tp = 8,
+    link: Link = "nvlink",
+    packs: Annotated[Path | None, typer.Option(help="Packs instead of the database.")] = None,
+    db: Db = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna storage URL, for how the searches went.")
+    ] = None,
+    problem: Annotated[
+        str, typer.Option(help="Draw a call whose key holds this; of several the most exposed.")
+    ] = "",
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("fluxgen-report.html"),
+    trace: Annotated[
+        Path | None, typer.Option(help="Also the drawn calls as a Perfetto trace.")
+    ] = None,
+) -> None:
+    """One HTML page: speedups by m, how the searches went, the timeline of a fused call."""
+    from fluxgen.report.page import page
+    from fluxgen.report.timeline import fused_timeline, perfetto, unfused_timeline
+    from fluxgen.tune import searches
+
+    topology = _topology(target, link, tp)
+    if db is not None and not db.is_file():
+        raise DatabaseError(f"{db}: no such tuning database; tune first, or check the path")
+    known = [r for r in _known_records(packs, db) if r.topology == topology.key]
+    records = list({(r.problem): r for r in sorted(known, key=_worth)}.values())
+    if not records:
+        raise UsageError(
+            f"report: expected records of {topology.key}; found none. Run `fluxgen tune` first, or "
+            "name another --target, --tp or --link"
+        )
+    fused = [r for r in records if r.kernel is not None and problem in r.problem.key]
+    timelines = {}
+    if fused:
+        drawn = [(r, fused_timeline(r.problem, topology, r.kernel, r.run)) for r in fused]
+        shown, timeline = max(drawn, key=lambda d: (1 - d[1].gemm_us / d[1].end_us, d[0].problem))
+        timelines["fused, " + shown.problem.key] = timeline
+        timelines["unfused"] = unfused_timeline(shown.problem, topology)
+    elif problem:
+        raise UsageError(f"problem: expected a part of a fused record's key; found {problem!r}")
+    found = searches(storage, topology.key) if storage is not None else {}
+    _write(out, page(f"fluxgen on {topology.key}", records, found, timelines))
+    if trace is not None:
+        _write(trace, json.dumps(perfetto(timelines)))
+    for path in (out, trace):
+        if path is not None:
+            _say(f"wrote {path}")
+
+
+def _worth(record: Any) -> int:
+    """Order of provenance, the best last."""
+    return ("predicted", "emulated", "measured").index(record.provenance.value)
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file or nothing."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _known_records(packs: Path | None, db: Path | None) -> list[Any]:

@@ -51,13 +51,7 @@ def predict(
         UsageError: nothing to compute (m or k is 0), or tp is not the topology's world.
     """
     _check(problem, topology)
-    span = run.span
-    groups = run.groups if span == 1 else tuple(ranks // span for ranks in run.groups)
-    gemm = gemm_time(
-        problem.m_local * span, problem.n, problem.k, problem.tp // span, groups, run.panel, kernel,
-        topology.gpu, run.sms, problem.signature.dtype.bytes,
-        c.SIGNAL_US if problem.op is Op.GEMM_RS and problem.tp > 1 else 0.0,
-    )  # fmt: skip
+    gemm = fused_gemm(problem, topology, kernel, run)
     fixed = c.LAUNCH_US + (c.FUSED_FIXED_US if problem.tp > 1 else 0.0)
     reduce_us = 0.0
     if problem.op is Op.AG_GEMM:
@@ -76,6 +70,19 @@ def predict(
         waves=grid.waves,
         padding=1 - problem.m * problem.n / area,
     )
+
+
+def fused_gemm(
+    problem: Problem, topology: Topology, kernel: KernelConfig, run: RunConfig
+) -> GemmTime:
+    """The GEMM of a fused call with all its data present; its slabs are those of ``run.span``."""
+    span = run.span
+    groups = run.groups if span == 1 else tuple(ranks // span for ranks in run.groups)
+    return gemm_time(
+        problem.m_local * span, problem.n, problem.k, problem.tp // span, groups, run.panel, kernel,
+        topology.gpu, run.sms, problem.signature.dtype.bytes,
+        c.SIGNAL_US if problem.op is Op.GEMM_RS and problem.tp > 1 else 0.0,
+    )  # fmt: skip
 
 
 def predict_baseline(problem: Problem, topology: Topology) -> Prediction:

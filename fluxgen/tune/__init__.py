@@ -14,7 +14,7 @@ from fluxgen.tune.evaluators import (
     resolve,
 )
 from fluxgen.tune.replay import Recorder, ReplayEvaluator
-from fluxgen.tune.search import TuneResult, default_storage, tune
+from fluxgen.tune.search import TuneResult, default_storage, searches, tune
 
 __all__ = [
     "CompiledKernels",
@@ -29,5 +29,6 @@ __all__ = [
     "default_storage",
     "make_evaluator",
     "resolve",
+    "searches",
     "tune",
 ]

@@ -97,6 +97,21 @@ def default_storage() -> str:
     return f"sqlite:///{Settings.load().home / 'studies.sqlite3'}"
 
 
+def searches(storage: str, topology: str) -> dict[str, list[float | None]]:
+    """How the searches on a topology went: see ``tuner.progress``.
+
+    Raises:
+        UsageError: Optuna is not installed, or the storage cannot be opened.
+    """
+    try:
+        from fluxgen.tune.tuner import progress
+    except ImportError as error:
+        raise UsageError(
+            f"searches need Optuna: pip install 'fluxgen-kernels[tune]' ({error})"
+        ) from None
+    return progress(storage, topology)
+
+
 def study_name(candidates: Candidates, kind: str) -> str:
     """The study of a problem: everything that makes old trials incomparable is in its name."""
     topology = candidates.topology

@@ -114,6 +114,31 @@ def _open_sqlite(url: str) -> Any:
     return storage
 
 
+def progress(url: str, topology: str) -> dict[str, list[float | None]]:
+    """The trials of every search on a topology, in their order: microseconds, None: failed.
+
+    Args:
+        url: of the storage. topology: its key.
+
+    Raises:
+        UsageError: the storage cannot be opened.
+    """
+    storage = open_storage(url)
+    found: dict[str, list[float | None]] = {}
+    for name in optuna.study.get_all_study_names(storage):
+        problem, _, rest = name.partition("|")
+        if rest.partition("|")[0] != topology:
+            continue
+        trials = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
+        kind = rest.split("|")[2] if rest.count("|") >= 2 else ""
+        found[f"{problem} ({kind})"] = [
+            t.value if t.state == TrialState.COMPLETE else None
+            for t in trials
+            if t.state.is_finished() and VOID not in t.user_attrs
+        ]
+    return found
+
+
 class _Sampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
     """Gives a trial all its parameters at once, as the session's plan says."""
 

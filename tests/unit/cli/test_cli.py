@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fluxgen.cli import main
+from fluxgen.core.settings import data_dir
 
 SMALL = ["--model", "llama-3.2-1b", "--tp", "8", "--target", "h100-sxm", "--tokens", "1024,4096"]
 
@@ -254,3 +255,25 @@ def test_ctrl_c_is_a_failure_with_one_line(home):
     assert "Traceback" not in err
     if out:
         assert json.loads(out)["interrupted"]
+
+
+def test_a_report_of_the_packs(tmp_path, capsys):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    page, trace = folder / "r.html", folder / "t.json"
+    packs = str(data_dir("tuning_db"))
+    command = ["report", "--target", "h200", "--packs", packs, "--out", str(page)]
+    assert main([*command, "--trace", str(trace), "--problem", "m2048/n6144"]) == 0
+    assert "fused, ag_gemm" in page.read_text("utf-8")
+    assert json.loads(trace.read_text("utf-8"))["traceEvents"]
+    assert sorted(p.name for p in folder.iterdir()) == ["r.html", "t.json"], "nothing half-written"
+    capsys.readouterr()
+    for more, word in [
+        ([*command, "--problem", "m77/"], "m77/"),
+        (["report", "--target", "l40s", "--link", "pcie", "--packs", packs], "l40s-pcie-tp8"),
+        ([*command[:-1], str(folder / "none" / "r.html")], "cannot be written"),
+    ]:
+        assert main(more) == 2
+        assert word in capsys.readouterr().err
+    assert main(["db", "verify", "--db", str(folder / "none.sqlite3")]) == 1
+    assert "no such tuning database" in capsys.readouterr().err

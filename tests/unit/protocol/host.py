@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+import numpy as np
+
 from fluxgen.core.settings import data_dir
 
 
@@ -44,3 +46,13 @@ def driver() -> ct.CDLL:
     lib.size_of.restype = ct.c_size_t
     lib.offset_of.restype = ct.c_size_t
     return lib
+
+
+def walk(op, world, rank, tiles_m, tiles_n, panel=0, groups=(), cluster_m=1):
+    """Clusters of the walk, and (m, n, l) of every block, (clusters, cluster_m, 3)."""
+    array = (ct.c_int32 * max(1, len(groups)))(*groups)
+    fixed = (op, world, rank, ct.c_int64(tiles_m), ct.c_int64(tiles_n), cluster_m, panel)
+    count = driver().walk(*fixed, array, len(groups), None)
+    out = np.full((count, cluster_m, 3), -7, dtype=np.int32)
+    assert driver().walk(*fixed, array, len(groups), out.ctypes.data_as(ct.c_void_p)) == count
+    return count, out

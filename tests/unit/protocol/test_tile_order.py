@@ -12,19 +12,9 @@ from hypothesis import strategies as st
 
 from fluxgen.codegen.space import group_choices
 from fluxgen.core.problem import Op
-from tests.unit.protocol.host import driver
+from tests.unit.protocol.host import driver, walk
 
 AG, RS = 0, 1
-
-
-def walk(op, world, rank, tiles_m, tiles_n, panel=0, groups=(), cluster_m=1):
-    """Clusters of the walk, and (m, n, l) of every block, (clusters, cluster_m, 3)."""
-    array = (ct.c_int32 * max(1, len(groups)))(*groups)
-    fixed = (op, world, rank, ct.c_int64(tiles_m), ct.c_int64(tiles_n), cluster_m, panel)
-    count = driver().walk(*fixed, array, len(groups), None)
-    out = np.full((count, cluster_m, 3), -7, dtype=np.int32)
-    assert driver().walk(*fixed, array, len(groups), out.ctypes.data_as(ct.c_void_p)) == count
-    return count, out
 
 
 def assert_exactly_once(out, world, tiles_m, tiles_n):

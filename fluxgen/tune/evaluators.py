@@ -85,6 +85,14 @@ class Evaluator(Protocol):
         ...
 
 
+def versions_of(evaluator: Evaluator) -> dict[str, str]:
+    """``driver`` and ``cuda`` of an evaluator that has them, for a record's ``Environment``.
+
+    Models and recordings have none: unknown versions are empty, never invented.
+    """
+    return dict(getattr(evaluator, "versions", {}))
+
+
 class PredictEvaluator:
     """The model of :mod:`fluxgen.predict`: needs no GPU, the same figure every time."""
 

@@ -19,7 +19,7 @@ from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Provenance
 from fluxgen.core.topology import Topology
-from fluxgen.tune.evaluators import Evaluator, Measurement
+from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
 
 __all__ = ["Recorder", "ReplayEvaluator"]
 
@@ -40,6 +40,7 @@ class Recorder:
         self._evaluator, self._path = evaluator, Path(path)
         self._methods: dict[Topology, str] = {}  # asked once: it may be another process's to say
         self.kind, self.provenance = evaluator.kind, evaluator.provenance
+        self.versions = versions_of(evaluator)
         try:
             with self._path.open("a", encoding="utf-8"):
                 pass

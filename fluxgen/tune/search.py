@@ -28,7 +28,7 @@ from fluxgen.predict import predict_baseline
 from fluxgen.tune.candidates import Candidates, Params
 from fluxgen.tune.cover import Costs, choose_kernels
 from fluxgen.tune.decide import Candidate, decide
-from fluxgen.tune.evaluators import Evaluator, Measurement
+from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
 from fluxgen.tune.plan import History, shortlist
 from fluxgen.tune.seeds import heuristic_tiles, seed_kernels
 
@@ -393,6 +393,7 @@ def _records(
         sm_count=topology.gpu.sm_count,
         fluxgen=__version__,
         method=evaluator.method(topology),
+        **versions_of(evaluator),
     )
     created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     records = []

@@ -26,7 +26,7 @@ from fluxgen.core.errors import FluxgenError, MachineError
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Provenance
 from fluxgen.core.topology import Topology
-from fluxgen.tune.evaluators import Evaluator, Measurement
+from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
 
 START_S = 180.0
 """Until a process is ready: it imports Torch, makes a context and checks the GPU."""
@@ -46,7 +46,7 @@ class ProcessEvaluator:
         start_s: seconds until the process is ready.
 
     Attributes:
-        kind, provenance: the evaluator's own.
+        kind, provenance, versions: the evaluator's own.
         started: processes started so far.
 
     Raises:
@@ -69,6 +69,7 @@ class ProcessEvaluator:
         self.started = 0
         self.kind: str
         self.provenance: Provenance
+        self.versions: dict[str, str]
         self._start()
 
     def __enter__(self) -> ProcessEvaluator:
@@ -153,7 +154,7 @@ class ProcessEvaluator:
         if outcome != "done":
             self._end()
             raise MachineError(f"the evaluator's process {value} before it was ready")
-        self.kind, self.provenance = value
+        self.kind, self.provenance, self.versions = value
 
     def _receive(self, seconds: float) -> tuple[str, Any]:
         """What the process answers, or ``died`` or ``hung`` and how that was; then it is ended."""
@@ -222,7 +223,8 @@ def main(fd: int, maker: str) -> None:
         except FluxgenError as error:
             pipe.send(("raised", error))
             return
-        pipe.send(("done", (evaluator.kind, evaluator.provenance)))
+        about = evaluator.kind, evaluator.provenance, versions_of(evaluator)
+        pipe.send(("done", about))
         while True:
             name, args = pipe.recv()
             try:

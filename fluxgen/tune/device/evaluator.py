@@ -82,6 +82,10 @@ class DeviceEvaluator:
                 f"{here.name}. Measure there, or use --evaluator predict"
             )
         self.kind = f"device{METHOD_VERSION}"
+        self.versions = {
+            "driver": found[torch.cuda.current_device()].driver,
+            "cuda": str(torch.version.cuda),
+        }
         self._arch = f"sm{gpu.cc}"
         self._store, self._check = store, check
         torch.zeros(1, device="cuda")  # the context, before any library looks for one

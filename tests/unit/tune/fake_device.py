@@ -17,6 +17,7 @@ class FakeDevice(Fake):
     """``faults``: what a candidate of so many tile columns (n96), or cut so (k2, m8), does."""
 
     kind = "fake-device"
+    versions = {"driver": "13.0", "cuda": "12.9"}
 
     def __init__(self, faults: dict[str, str], log: str) -> None:
         super().__init__()

@@ -57,6 +57,9 @@ def test_it_is_the_evaluator_that_it_holds(device):
     with device() as evaluator:
         assert (evaluator.kind, evaluator.provenance.value) == ("fake-device", "emulated")
         assert evaluator.method(TOPOLOGY) == "made up"
+        found = tune([PROBLEM], TOPOLOGY, evaluator=evaluator, trials=2, storage="memory")
+        environment = found.records[0].environment
+        assert (environment.driver, environment.cuda) == ("13.0", "12.9")
         assert evaluator.evaluate(PROBLEM, TOPOLOGY, None, None).time_us == 1000.0
         measured = evaluator.evaluate(PROBLEM, TOPOLOGY, kernel(128), RUN)
         assert measured.ok

@@ -35,7 +35,7 @@ from fluxgen.runtime.kernels import emulated_link, fused_kernel, support_kernels
 from fluxgen.tune.device import schedule
 from fluxgen.tune.device.check import Operands, matmul, wrong
 from fluxgen.tune.device.rank import OneRank
-from fluxgen.tune.device.timing import Queue, Stopwatch, Timing
+from fluxgen.tune.device.timing import MOST, ROUND, Queue, Stopwatch, Timing
 from fluxgen.tune.evaluators import Measurement
 
 METHOD_VERSION = 1
@@ -64,6 +64,7 @@ class DeviceEvaluator:
     Args:
         gpu: what the candidates are for: must be this machine's.
         store: of compiled kernels, None for ``Settings.store``. check: compare results first.
+        brief: one round of timings only, for sweeps of thousands.
 
     Raises:
         UsageError: another GPU, or none. StoreError: the libraries are not built.
@@ -71,7 +72,9 @@ class DeviceEvaluator:
 
     provenance = Provenance.EMULATED
 
-    def __init__(self, gpu: Gpu, store: Path | None = None, check: bool = True) -> None:
+    def __init__(
+        self, gpu: Gpu, store: Path | None = None, check: bool = True, brief: bool = False
+    ) -> None:
         found = devices()
         if not torch.cuda.is_available() or not found:
             raise UsageError("evaluator 'device': expected a GPU that Torch can use; found none")
@@ -88,6 +91,7 @@ class DeviceEvaluator:
         }
         self._arch = f"sm{gpu.cc}"
         self._store, self._check = store, check
+        self._most = ROUND if brief else MOST
         torch.zeros(1, device="cuda")  # the context, before any library looks for one
         self._support = support_kernels(self._arch, store)
         self._link = emulated_link(self._arch, store)
@@ -161,7 +165,7 @@ class DeviceEvaluator:
         out = torch.full_like(bench.want, float("nan"))
         queue = bench.rank.call(loaded, run, bench.left, bench.weight, out)
         timings = self._watch.interleaved(
-            {"fused": queue, "unfused": library}, bench.best_us, "fused"
+            {"fused": queue, "unfused": library}, bench.best_us, "fused", most=self._most
         )
         if self._check and problem.op is Op.AG_GEMM and not torch.equal(out, bench.want):
             return Measurement.failure(self.provenance, "wrong result in the call that was timed")
@@ -221,10 +225,12 @@ def _nothing() -> None:
     pass
 
 
-def make(gpu: Gpu, store: Path | None = None, check: bool = True) -> DeviceEvaluator:
+def make(
+    gpu: Gpu, store: Path | None = None, check: bool = True, brief: bool = False
+) -> DeviceEvaluator:
     """For :class:`~fluxgen.tune.worker.ProcessEvaluator`."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    return DeviceEvaluator(gpu, store, check)
+    return DeviceEvaluator(gpu, store, check, brief)
 
 
 __all__ = ["METHOD_VERSION", "DeviceEvaluator", "make"]

@@ -1,0 +1,187 @@
+"""How much of an exhaustive sweep a search needs: sweep once, then search in the recording.
+
+    python -m tests.bench.bench_search sweep FILE [--evaluator device] [--shapes FILE.json]
+    python -m tests.bench.bench_search compare FILE
+
+``sweep`` times every legal configuration of every kernel that is compiled (``FLUXGEN_STORE``), each
+briefly and unchecked, and appends it to FILE as ``fluxgen tune --record`` does; what FILE has is
+not timed again. ``compare`` runs the search of ``fluxgen tune`` on those times, with more and more
+trials, and prints one JSON object: per problem, the best found over the best there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from fluxgen.build.store import Store
+from fluxgen.codegen.render import render_kernel
+from fluxgen.core.config import KernelConfig, RunConfig
+from fluxgen.core.errors import UsageError
+from fluxgen.core.problem import Problem, Signature
+from fluxgen.core.topology import Topology
+from fluxgen.runtime.kernels import source_of
+from fluxgen.tune import PredictEvaluator, Recorder, ReplayEvaluator, tune
+from fluxgen.tune.candidates import Candidates
+from fluxgen.tune.evaluators import DEVICE_TIMEOUT_S, Evaluator
+from fluxgen.tune.worker import ProcessEvaluator
+
+SHAPES = (
+    ("ag_gemm", 1024, 6144, 12288),
+    ("ag_gemm", 4096, 6144, 12288),
+    ("ag_gemm", 2048, 7168, 8192),
+    ("gemm_rs", 1024, 12288, 6144),
+    ("gemm_rs", 4096, 12288, 6144),
+    ("gemm_rs", 2048, 8192, 3584),
+)
+"""op, m, n, k where no file names others."""
+
+BUDGETS = (16, 32, 64, 128)
+"""Trials of the searches that are compared, and 15 % of the sweep's besides."""
+
+SHARE, WANTED = 0.15, 1.02
+"""With this share of the trials the best found should be within this factor of the best."""
+
+
+def compiled(signature: Signature, kernel: KernelConfig) -> bool:
+    """Whether the store has it."""
+    arch = "sm90"
+    return Store().find(source_of(render_kernel(signature, arch, kernel))) is not None
+
+
+def every(
+    problem: Problem, topology: Topology, there: Any = compiled
+) -> list[tuple[KernelConfig, RunConfig]]:
+    """Every legal configuration of the kernels that are there."""
+    candidates = Candidates(problem, topology)
+    kernels = [k for k in candidates.kernels if there(problem.signature, k)]
+    return [(k, run) for k in kernels for run in candidates.ranked_runs(k)]
+
+
+def sweep(
+    problems: Iterable[Problem], topology: Topology, evaluator: Evaluator, path: Path,
+    there: Any = compiled,
+) -> int:  # fmt: skip
+    """Record what ``path`` does not have yet; returns how many trials that were."""
+    recorder = Recorder(evaluator, path)
+    known = ReplayEvaluator(path) if path.stat().st_size else None
+    made = 0
+    for problem in problems:
+        for kernel, run in [(None, None), *every(problem, topology, there)]:
+            if known is not None:
+                found = known.evaluate(problem, topology, kernel, run)
+                if found.reason != "not among the recorded trials":
+                    continue
+            recorder.evaluate(problem, topology, kernel, run)
+            made += 1
+        print(f"{problem.key}: {made} trials", file=sys.stderr, flush=True)
+    return made
+
+
+class Recorded:
+    """Stands for the compiled kernels of a search: those that a recording has."""
+
+    def __init__(self, kernels: Iterable[KernelConfig]) -> None:
+        self.kernels = set(kernels)
+
+    def unusable(self, signature: Signature, kernel: KernelConfig) -> str | None:
+        return None if kernel in self.kernels else "not recorded"
+
+    def expect(self, wanted: object) -> None:
+        pass
+
+    def wait(self, signature: Signature, kernel: KernelConfig) -> None:
+        pass
+
+
+def read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The fused trials of a recording, by problem."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in path.read_text("utf-8").splitlines():
+        trial = json.loads(line)
+        if trial["kernel"] is not None and trial["time_us"] is not None:
+            found.setdefault(trial["problem"], []).append(trial)
+    return found
+
+
+def problem_of(key: str) -> Problem:
+    """The problem of a plain key, as ``Problem.key`` writes it."""
+    op, types, *_, m, n, k, tp = key.split("/")
+    sizes = [int(text.lstrip("mnktp")) for text in (m, n, k, tp)]
+    problem = Problem(Signature.of(op, types.partition("->")[0]), *sizes)
+    if problem.key != key:
+        raise UsageError(f"compare: expected plain problems; found {key}")
+    return problem
+
+
+def compare(path: Path, target: str, link: str) -> dict[str, Any]:
+    """The search's best over the sweep's, per problem and budget."""
+    trials = read(path)
+    replay = ReplayEvaluator(path)
+    rows = []
+    for key, found in trials.items():
+        problem = problem_of(key)
+        topology = Topology.of(target, link, problem.tp)
+        best = min(1.0, *(t["time_us"] / t["baseline_us"] for t in found))  # or the unfused path
+        kernels = {KernelConfig.from_dict(t["kernel"]) for t in found}
+        share = max(2, math.floor(SHARE * len(found)))
+        results = {}
+        for budget in sorted({*(b for b in BUDGETS if b < share), share}):
+            done = tune(
+                [problem], topology, evaluator=replay, trials=budget, storage="memory",
+                compiled=Recorded(kernels),  # type: ignore[arg-type]
+            )  # fmt: skip
+            (record,) = done.records
+            results[str(budget)] = round(record.time_us / record.baseline_us / best, 4)
+        rows.append({
+            "problem": key, "trials": len(found), "kernels": len(kernels),
+            "best_over_unfused": round(best, 4), "found_over_best": results,
+            "reached": results[str(share)] <= WANTED,
+        })  # fmt: skip
+    return {
+        "command": shlex.join(["python", "-m", "tests.bench.bench_search", *sys.argv[1:]]),
+        "provenance": replay.provenance.value,
+        "wanted": {"share_of_trials": SHARE, "found_over_best": WANTED},
+        "problems": rows,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("sweep", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--shapes", type=Path, help="JSON: a list of [op, m, n, k]")
+    parser.add_argument("--target", default="h200")
+    parser.add_argument("--link", default="nvlink")
+    parser.add_argument("--tp", type=int, default=8)
+    parser.add_argument("--evaluator", choices=("predict", "device"), default="device")
+    args = parser.parse_args()
+    if args.what == "compare":
+        print(json.dumps(compare(args.file, args.target, args.link), indent=1))
+        return 0
+    shapes = json.loads(args.shapes.read_text("utf-8")) if args.shapes else SHAPES
+    problems = [Problem(Signature.of(op), m, n, k, args.tp) for op, m, n, k in shapes]
+    topology = Topology.of(args.target, args.link, args.tp)
+    with ExitStack() as stack:
+        evaluator: Evaluator = PredictEvaluator()
+        if args.evaluator == "device":
+            evaluator = stack.enter_context(
+                ProcessEvaluator(
+                    "fluxgen.tune.device.evaluator:make",
+                    {"gpu": topology.gpu, "check": False, "brief": True},
+                    timeout_s=DEVICE_TIMEOUT_S,
+                )
+            )
+        print(json.dumps({"trials": sweep(problems, topology, evaluator, args.file)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -69,6 +69,7 @@ class Recorder:
             "run": None if run is None else run.to_dict(),
             "time_us": found.time_us if math.isfinite(found.time_us) else None,
             "baseline_us": found.baseline_us if math.isfinite(found.baseline_us) else None,
+            "spread": found.spread,
             "provenance": found.provenance.value,
             "method": self.method(topology),
             "reason": found.reason,
@@ -154,4 +155,6 @@ def _read(trial: dict[str, Any]) -> tuple[_Key, Measurement]:
     if trial["time_us"] is None:
         reason, dead = str(trial["reason"]), bool(trial["kernel_failed"])
         return key, Measurement.failure(provenance, reason, kernel_failed=dead)
-    return key, Measurement(float(trial["time_us"]), float(trial["baseline_us"]), provenance)
+    spread = float(trial.get("spread", 0.0))  # older files have none
+    times = float(trial["time_us"]), float(trial["baseline_us"])
+    return key, Measurement(*times, provenance, spread=spread)

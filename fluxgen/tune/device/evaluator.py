@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 # Before CUDA starts: with fewer hardware queues than streams, independent streams wait for each
 # other, and the ranks of a check are streams that wait for each other's kernels.
@@ -137,9 +137,7 @@ class DeviceEvaluator:
             try:
                 torch.cuda.synchronize()
             except RuntimeError:
-                print(f"{type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
-                sys.stdout.flush()
-                os._exit(70)
+                _end(error)
             raise
 
     def _evaluate(
@@ -164,9 +162,14 @@ class DeviceEvaluator:
                 return Measurement.failure(self.provenance, reason)
         out = torch.full_like(bench.want, float("nan"))
         queue = bench.rank.call(loaded, run, bench.left, bench.weight, out)
-        timings = self._watch.interleaved(
-            {"fused": queue, "unfused": library}, bench.best_us, "fused", most=self._most
-        )
+        try:
+            timings = self._watch.interleaved(
+                {"fused": queue, "unfused": library}, bench.best_us, "fused", most=self._most
+            )
+        except (CommTimeout, KernelError) as error:
+            # Streams may wait for flags that nobody raises any more: the next candidate gets
+            # another process.
+            _end(error)
         if self._check and problem.op is Op.AG_GEMM and not torch.equal(out, bench.want):
             return Measurement.failure(self.provenance, "wrong result in the call that was timed")
         fused = timings["fused"]
@@ -223,6 +226,12 @@ class DeviceEvaluator:
 
 def _nothing() -> None:
     pass
+
+
+def _end(error: Exception) -> NoReturn:
+    """End this process, with the reason as its last line."""
+    print(f"{type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+    os._exit(70)
 
 
 def make(

@@ -7,7 +7,7 @@ gemm_rs  stores go to inboxes on this GPU,          stores go to inboxes in pinn
 
 What is left out: NVLink moves no bytes, so neither the memory nor the L2 of this GPU sees what the
 copies would write, or what peers would read and store; PCIe carries no traffic of the peers' own.
-No rank is ever late.
+No rank is ever late. The PCIe column has not been run, and ``make_evaluator`` refuses it.
 """
 
 from __future__ import annotations

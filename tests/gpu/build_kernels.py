@@ -17,6 +17,7 @@ from fluxgen.build import toolchain
 from fluxgen.build.builder import build_all
 from fluxgen.build.generated import Entry, read_manifest, render_all
 from fluxgen.build.store import Store
+from fluxgen.codegen.render import render_emulated_link
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.problem import Signature
 from fluxgen.core.settings import data_dir
@@ -49,7 +50,8 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=0)
     limit = parser.parse_args().limit
     rendered = list(render_all(entries()).values())
-    rendered.sort(key=lambda r: not r.name.startswith("support"))
+    rendered.append(render_emulated_link("sm90"))
+    rendered.sort(key=lambda r: not r.name.startswith(("support", "emulated_link")))
     sources = [source_of(r) for r in rendered][: limit or None]
     results = build_all(
         sources,

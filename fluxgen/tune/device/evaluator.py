@@ -182,7 +182,9 @@ class DeviceEvaluator:
         return timing.median_us + (0.0 if bench.rank.real else link_us)
 
     def _of(self, problem: Problem, topology: Topology) -> _Bench:
-        if self._bench is None or self._bench.problem != problem:
+        bench = self._bench
+        if bench is None or (bench.problem, bench.rank.topology) != (problem, topology):
+            bench = None  # its memory goes before that of the next one comes
             self._drop()
             even = Problem(
                 problem.signature, problem.m_local * problem.tp, problem.n, problem.k, problem.tp
@@ -193,11 +195,11 @@ class DeviceEvaluator:
             rank = OneRank(even, topology, self._support, self._link)
             rank.present(False)
             want = partial if problem.op is Op.AG_GEMM else partial[: even.m_local].contiguous()
-            self._bench = _Bench(
-                problem, rank, left, operands.weight, want, torch.empty_like(partial)
-            )
-            self._watch.warm(self._unfused(self._bench)[1])
-        return self._bench
+            library = torch.empty_like(partial)
+            bench = _Bench(problem, rank, left, operands.weight, want, library)
+            self._bench = bench
+            self._watch.warm(self._unfused(bench)[1])
+        return bench
 
     def _unfused(self, bench: _Bench) -> Queue:
         """The library's GEMM; over PCIe with the copies of the collective before or after it."""

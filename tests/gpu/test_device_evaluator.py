@@ -1,0 +1,71 @@
+"""The measuring evaluator: what it times follows the link, and what is wrong it finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
+from fluxgen.core.problem import Problem  # noqa: E402
+from fluxgen.core.topology import Topology  # noqa: E402
+from fluxgen.runtime.device import devices  # noqa: E402
+from fluxgen.tune.device import check, schedule  # noqa: E402
+from fluxgen.tune.device.evaluator import make  # noqa: E402
+from tests.gpu.conftest import KERNELS  # noqa: E402
+from tests.gpu.kernels import compiled_kernels, load_kernel  # noqa: E402
+
+RUNS = {
+    "ag_gemm": RunConfig((1, 2, 5), 0, ChunkAxis.M, 1),
+    "gemm_rs": RunConfig((7, 1), 1, transport=Transport.PEER_STORE),
+}
+
+
+@pytest.fixture(scope="module")
+def evaluator():
+    return make(devices()[0].gpu, KERNELS, brief=True)
+
+
+def candidate(op):
+    name = next(n for n in compiled_kernels() if n.startswith(f"{op}_bf16_sm90_128x192x64_2x1"))
+    kernel = load_kernel(name)
+    n, k = (6144, 12288) if op == "ag_gemm" else (12288, 6144)
+    return Problem(kernel.signature, 2048, n, k, 8), kernel.kernel, RUNS[op]
+
+
+def over(gbs):
+    return replace(Topology.of(devices()[0].gpu, "nvlink", 8), bandwidth_gbs=gbs)
+
+
+@pytest.mark.parametrize("op", sorted(RUNS))
+def test_a_call_takes_as_long_as_its_link_or_its_gemm(evaluator, op):
+    problem, kernel, run = candidate(op)
+    times = {}
+    for gbs in (20.0, 400.0):
+        topology = over(gbs)
+        base = evaluator.evaluate(problem, topology, None, None)
+        found = evaluator.evaluate(problem, topology, kernel, run)
+        assert found.ok, found.reason
+        link = schedule.unfused_us(problem, topology)
+        gemm = base.time_us - link
+        assert 0.9 * max(link, gemm) < found.time_us < 1.3 * (link + gemm)
+        times[gbs] = found.time_us
+    assert times[20.0] > 2 * times[400.0]
+
+
+@pytest.mark.parametrize("op", sorted(RUNS))
+def test_a_wrong_result_is_found(evaluator, op, monkeypatch):
+    problem, kernel, run = candidate(op)
+    right = check.Operands.expected
+
+    def off_by_one(self, problem):
+        out = [part.clone() for part in right(self, problem)]
+        out[-1][-1, -1] += 1
+        return out
+
+    monkeypatch.setattr(check.Operands, "expected", off_by_one)
+    found = evaluator.evaluate(problem, over(400.0), kernel, run)
+    assert not found.ok
+    assert "rank 7: 1 of" in found.reason

@@ -1,0 +1,10 @@
+"""For every test."""
+
+from __future__ import annotations
+
+import signal
+
+# A shell starts what runs in its background with Ctrl-C ignored, and so would all that the tests
+# start, which are to be interrupted by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

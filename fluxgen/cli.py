@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shlex
 import signal
 import sys
@@ -40,7 +39,7 @@ from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import Gpu, Topology, parse_gpu
 
 if TYPE_CHECKING:
-    from fluxgen.tune import CompiledKernels
+    from fluxgen.tune import CompiledKernels, Evaluator
 
 app = typer.Typer(
     help="Generate, tune and look up fused communication-GEMM kernels for tensor parallelism.",
@@ -201,7 +200,6 @@ def tune(
     from fluxgen.report.live import TuneTable
     from fluxgen.report.tables import RECORD_COLUMNS, print_table, record_rows
     from fluxgen.shapes import counted_problems
-    from fluxgen.tune.worker import ProcessEvaluator
 
     topology = _topology(target, link, tp)
     wanted = _ops(ops)
@@ -219,12 +217,7 @@ def tune(
     path = db or Settings.load().db
     database = Database(path)
     with ExitStack() as stack:
-        compiled = None
-        if tuning.resolve(evaluator, topology) == "device" and tuning.can_measure(topology):
-            compiled = stack.enter_context(_compiled(topology.gpu, jobs, compiled_only))
-        judge = tuning.make_evaluator(evaluator, topology)
-        if isinstance(judge, ProcessEvaluator):
-            stack.enter_context(judge)
+        judge, compiled = stack.enter_context(_evaluator(evaluator, topology, jobs, compiled_only))
         if record is not None:
             judge = tuning.Recorder(judge, record)
         title = f"tuning on {topology.key}, {judge.provenance.value}"
@@ -285,6 +278,24 @@ def _same_command() -> str:
     name = Path(sys.argv[0]).name
     program = ["python", "-m", "fluxgen"] if name == "__main__.py" else [name]
     return shlex.join([*program, *sys.argv[1:]])
+
+
+@contextmanager
+def _evaluator(
+    name: str, topology: Topology, jobs: int | None = None, compiled_only: bool = False
+) -> Iterator[tuple[Evaluator, CompiledKernels | None]]:
+    """The evaluator, and for one that runs kernels what compiles them; both end with the block."""
+    from fluxgen import tune as tuning
+    from fluxgen.tune.worker import ProcessEvaluator
+
+    with ExitStack() as stack:
+        compiled = None
+        if tuning.resolve(name, topology) == "device" and tuning.can_measure(topology):
+            compiled = stack.enter_context(_compiled(topology.gpu, jobs, compiled_only))
+        judge = tuning.make_evaluator(name, topology)
+        if isinstance(judge, ProcessEvaluator):
+            stack.enter_context(judge)
+        yield judge, compiled
 
 
 def _compiled(gpu: Gpu, jobs: int | None, compiled_only: bool) -> CompiledKernels:
@@ -672,8 +683,7 @@ def db_verify(
     """Check every record: readable, legal, in its place, not slower than its own baseline."""
     from fluxgen.db.verify import verify, verify_packs
 
-    if db is not None and not db.is_file():
-        raise DatabaseError(f"{db}: no such tuning database; tune first, or check the path")
+    _require_database(db)
     if packs is not None:
         problems = verify_packs(packs)
     else:
@@ -720,10 +730,9 @@ def report(
     from fluxgen.tune import searches
 
     topology = _topology(target, link, tp)
-    if db is not None and not db.is_file():
-        raise DatabaseError(f"{db}: no such tuning database; tune first, or check the path")
+    _require_database(db)
     known = [r for r in _known_records(packs, db) if r.topology == topology.key]
-    records = list({(r.problem): r for r in sorted(known, key=_worth)}.values())
+    records = list({r.problem: r for r in sorted(known, key=lambda r: r.provenance.rank)}.values())
     if not records:
         raise UsageError(
             f"report: expected records of {topology.key}; found none. Run `fluxgen tune` first, or "
@@ -747,21 +756,19 @@ def report(
             _say(f"wrote {path}")
 
 
-def _worth(record: Any) -> int:
-    """Order of provenance, the best last."""
-    return ("predicted", "emulated", "measured").index(record.provenance.value)
-
-
 def _write(path: Path, text: str) -> None:
-    """The whole file or nothing."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    from fluxgen.build.generated import write_text
+
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        write_text(path, text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
+
+
+def _require_database(db: Path | None) -> None:
+    """A database that is named has to be there; the user's own may not be yet."""
+    if db is not None and not db.is_file():
+        raise DatabaseError(f"{db}: no such tuning database; tune first, or check the path")
 
 
 def _known_records(packs: Path | None, db: Path | None) -> list[Any]:
@@ -776,21 +783,15 @@ def _known_records(packs: Path | None, db: Path | None) -> list[Any]:
 
 def _retimed(records: list[Any], count: int) -> list[dict[str, Any]]:
     """Records of this machine's GPU, timed again, as plain values."""
-    from fluxgen import tune as tuning
     from fluxgen.db.keys import topology_of
     from fluxgen.tune.retime import retime, sample
-    from fluxgen.tune.worker import ProcessEvaluator
 
     gpu = _target("auto", 1)
     rows = []
     for key in sorted({r.topology for r in records if r.topology.startswith(f"{gpu.name}-")}):
         topology = topology_of(key, {gpu.name: gpu}, gpu.sm_count)
         chosen = sample([r for r in records if r.topology == key], count)
-        with ExitStack() as stack:
-            compiled = stack.enter_context(_compiled(gpu, None, compiled_only=False))
-            judge = tuning.make_evaluator("device", topology)
-            if isinstance(judge, ProcessEvaluator):
-                stack.enter_context(judge)
+        with _evaluator("device", topology) as (judge, compiled):
             rows += [
                 {
                     "topology": key,

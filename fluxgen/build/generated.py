@@ -126,7 +126,7 @@ def write_sources(
         for name, text in wanted.items():
             path = directory / name
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
-                _write(path, text)
+                write_text(path, text)
                 changed.append(name)
         for path in sorted(directory.glob("*.cu")):
             if path.name not in wanted:
@@ -139,7 +139,12 @@ def write_sources(
     return changed
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is complete or absent, or as it was, at any moment.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -12,24 +12,29 @@ def transfer_us(size: float, topology: Topology, rate: float = 1.0) -> float:
     return size / (topology.bandwidth_gbs * 1e3 * rate)
 
 
+def pull_order(chunks: int, axis: ChunkAxis, world: int) -> list[tuple[int, int]]:
+    """(visit, chunk) of each remote chunk, in the order of the copy-engine transport.
+
+    Slabs are pulled in ring order (own + 1, own + 2, ...): M chunks slab by slab, K chunks piece
+    by piece (the first piece of every slab, then the second), since every tile needs them all.
+    """
+    remote = range(1, world)
+    if axis is ChunkAxis.K:
+        return [(visit, chunk) for chunk in range(chunks) for visit in remote]
+    return [(visit, chunk) for visit in remote for chunk in range(chunks)]
+
+
 def pull_arrivals(
     slab_bytes: float, chunks: int, axis: ChunkAxis, topology: Topology
 ) -> list[tuple[int, int, float]]:
     """When each chunk has been pulled by the copy engine and its flag raised.
 
-    Slabs are pulled in ring order (own + 1, own + 2, ...): M chunks slab by slab, K chunks piece
-    by piece (the first piece of every slab, then the second), since every tile needs them all.
-
     Returns:
         (visit, chunk, microseconds) for each remote chunk; visit 1 is the first remote slab. The
         own slab (visit 0) is there from the start and not listed.
     """
-    remote = range(1, topology.world)
     each = transfer_us(slab_bytes / chunks, topology) + c.COPY_US
-    if axis is ChunkAxis.K:
-        order = [(visit, chunk) for chunk in range(chunks) for visit in remote]
-    else:
-        order = [(visit, chunk) for visit in remote for chunk in range(chunks)]
+    order = pull_order(chunks, axis, topology.world)
     start = topology.latency_us
     return [(visit, chunk, start + each * (i + 1)) for i, (visit, chunk) in enumerate(order)]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fluxgen.build.builder import default_jobs
-from fluxgen.build.compiler import CompileError, Source
+from fluxgen.build.compiler import CompileError
 from fluxgen.build.store import Store
 from fluxgen.build.toolchain import Toolchain
 from fluxgen.codegen.render import (
@@ -63,9 +63,9 @@ class CompiledKernels:
 
     def unusable(self, signature: Signature, kernel: KernelConfig) -> str | None:
         """Why this kernel cannot be had on this machine, or None."""
-        if self._tools is not None or self._store.find(self._source(signature, kernel)):
+        if self._tools is not None:
             return None
-        return "not compiled, and nothing may be built here"
+        return self._get(render_kernel(signature, self._arch, kernel))
 
     def expect(self, wanted: Iterable[Wanted]) -> None:
         """Start to compile what will be needed, in this order."""
@@ -83,9 +83,6 @@ class CompiledKernels:
         """
         self.expect([(signature, kernel)])
         return self._building[signature, kernel].result()
-
-    def _source(self, signature: Signature, kernel: KernelConfig) -> Source:
-        return source_of(render_kernel(signature, self._arch, kernel))
 
     def _get(self, rendered: Rendered) -> str | None:
         source = source_of(rendered)

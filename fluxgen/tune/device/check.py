@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -21,12 +21,17 @@ from fluxgen.runtime.local_group import LocalGroup
 LATE_CYCLES = 400_000
 """How late the late rank is, about 200 us."""
 
-__all__ = ["Operands", "matmul", "wrong"]
+__all__ = ["Operands", "evened", "matmul", "wrong"]
 
 
 def integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Integers in [-3, 3]: products and fp32 sums are exact for every k below 1.8 million."""
     return torch.randint(-3, 4, shape, device="cuda", dtype=torch.int8).to(dtype)
+
+
+def evened(problem: Problem) -> Problem:
+    """With as many rows as the ranks share evenly: an uneven call's last slab is padded."""
+    return replace(problem, m=problem.m_local * problem.tp)
 
 
 def matmul(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -84,10 +89,7 @@ def wrong(
     Raises:
         CommTimeout: a wait on the GPU passed its deadline. KernelError: it cannot be launched.
     """
-    # As many rows as the ranks share evenly: the last slab of an uneven call is computed padded.
-    even = Problem(
-        problem.signature, problem.m_local * problem.tp, problem.n, problem.k, problem.tp
-    )
+    even = evened(problem)
     group = LocalGroup.for_problems(support, even, timeout_s=timeout_s)
     late = random.randrange(problem.tp)  # noqa: S311
     calls = []

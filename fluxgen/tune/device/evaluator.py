@@ -28,14 +28,14 @@ from fluxgen.core.errors import (
 )
 from fluxgen.core.problem import Op, Problem
 from fluxgen.core.record import Provenance
-from fluxgen.core.topology import Gpu, LinkKind, Topology
+from fluxgen.core.topology import Gpu, Topology
 from fluxgen.predict.constants import COPY_US
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.kernels import emulated_link, fused_kernel, support_kernels
 from fluxgen.tune.device import schedule
-from fluxgen.tune.device.check import Operands, matmul, wrong
+from fluxgen.tune.device.check import Operands, evened, matmul, wrong
 from fluxgen.tune.device.rank import OneRank
-from fluxgen.tune.device.timing import MOST, ROUND, Queue, Stopwatch, Timing
+from fluxgen.tune.device.timing import MOST, ROUND, Queue, Stopwatch
 from fluxgen.tune.evaluators import Measurement
 
 METHOD_VERSION = 1
@@ -100,13 +100,10 @@ class DeviceEvaluator:
 
     def method(self, topology: Topology) -> str:
         """How the link is imitated, and at what rate."""
-        times = "cold L2, interleaved with cuBLAS, medians"
-        if topology.link is LinkKind.PCIE:
-            return f"one GPU, peers in pinned host memory over its PCIe link; {times}"
         return (
             f"one GPU, flags of a link of {topology.bandwidth_gbs:g} GB/s, "
             f"{topology.latency_us:g} us, {COPY_US:g} us a copy, no bytes moved; unfused: cuBLAS "
-            f"and the bytes at that rate; {times}"
+            "and the bytes at that rate; cold L2, interleaved with cuBLAS, medians"
         )
 
     def evaluate(
@@ -148,11 +145,11 @@ class DeviceEvaluator:
         run: RunConfig | None,
     ) -> Measurement:
         bench = self._of(problem, topology)
-        base = schedule.unfused_us(problem, topology)
+        link_us = schedule.unfused_us(problem, topology)
         library = self._unfused(bench)
         if kernel is None or run is None:
             timing = self._watch.interleaved({"unfused": library})["unfused"]
-            whole = self._whole(bench, timing, base)
+            whole = timing.median_us + link_us
             bench.best_us = min(bench.best_us, whole)
             return Measurement(whole, whole, self.provenance, spread=timing.spread)
         loaded = fused_kernel(problem.signature, kernel, self._arch, self._store)
@@ -174,21 +171,15 @@ class DeviceEvaluator:
             return Measurement.failure(self.provenance, "wrong result in the call that was timed")
         fused = timings["fused"]
         bench.best_us = min(bench.best_us, fused.median_us)
-        whole = self._whole(bench, timings["unfused"], base)
+        whole = timings["unfused"].median_us + link_us
         return Measurement(fused.median_us, whole, self.provenance, spread=fused.spread)
-
-    def _whole(self, bench: _Bench, timing: Timing, link_us: float) -> float:
-        """The unfused path: over PCIe its copies were timed too, else their time is added."""
-        return timing.median_us + (0.0 if bench.rank.real else link_us)
 
     def _of(self, problem: Problem, topology: Topology) -> _Bench:
         bench = self._bench
         if bench is None or (bench.problem, bench.rank.topology) != (problem, topology):
             bench = None  # its memory goes before that of the next one comes
             self._drop()
-            even = Problem(
-                problem.signature, problem.m_local * problem.tp, problem.n, problem.k, problem.tp
-            )
+            even = evened(problem)
             operands = Operands.of(even)
             left = torch.cat(operands.left) if problem.op is Op.AG_GEMM else operands.left[0]
             partial = matmul(left, operands.weight)
@@ -202,18 +193,9 @@ class DeviceEvaluator:
         return bench
 
     def _unfused(self, bench: _Bench) -> Queue:
-        """The library's GEMM; over PCIe with the copies of the collective before or after it."""
+        """The library's GEMM."""
         left, weight, out = bench.left, bench.weight.t(), bench.library
-        copies = bench.rank.collective(left, out)
-
-        def work() -> None:
-            if copies is not None and bench.problem.op is Op.AG_GEMM:
-                copies()
-            torch.mm(left, weight, out=out)
-            if copies is not None and bench.problem.op is Op.GEMM_RS:
-                copies()
-
-        return _nothing, work
+        return _nothing, lambda: torch.mm(left, weight, out=out)
 
     def _finish(self) -> None:
         if self._bench is None:

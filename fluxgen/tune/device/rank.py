@@ -1,13 +1,10 @@
 """One rank of a call, alone on the GPU with all of its SMs; the others are memory and a schedule.
 
-         NVLink (imitated)                          PCIe (real)
-ag_gemm  peers' flags are raised on schedule        copy engine pulls from pinned host memory
-gemm_rs  stores go to inboxes on this GPU,          stores go to inboxes in pinned host memory
-         peers' flags answer this rank's
+ag_gemm: the peers' flags are raised on schedule. gemm_rs: stores go to inboxes on this GPU, and the
+peers' flags answer this rank's.
 
-What is left out: NVLink moves no bytes, so neither the memory nor the L2 of this GPU sees what the
-copies would write, or what peers would read and store; PCIe carries no traffic of the peers' own.
-No rank is ever late. The PCIe column has not been run, and ``make_evaluator`` refuses it.
+What is left out: no bytes move, so neither the memory nor the L2 of this GPU sees what the copies
+would write, or what peers would read and store. No rank is ever late.
 """
 
 from __future__ import annotations
@@ -19,9 +16,9 @@ import torch
 
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem
-from fluxgen.core.topology import LinkKind, Topology
+from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
+from fluxgen.runtime.arguments import gemm_args, row_stride
 from fluxgen.runtime.emulated_link import Departure, EmulatedLink
 from fluxgen.runtime.fused import TRANSPORT_SMS
 from fluxgen.runtime.loader import CallGraphs, ErrorText, FusedKernel, SupportKernels
@@ -41,8 +38,8 @@ class OneRank:
     """Rank 0 of ``problem.tp``, with workspaces for one problem.
 
     Args:
-        problem, topology: what and over which link. support, link: loaded libraries; the link is
-            not used over PCIe. timeout_s: deadline of each wait on the GPU.
+        problem, topology: what and over which link. support, link: loaded libraries.
+        timeout_s: deadline of each wait on the GPU.
     """
 
     def __init__(
@@ -54,21 +51,15 @@ class OneRank:
         timeout_s: float = 5.0,
     ) -> None:
         self.problem, self.topology, self.support, self.link = problem, topology, support, link
-        self.real = topology.link is LinkKind.PCIE
         device = torch.device("cuda", torch.cuda.current_device())
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._dtype = getattr(torch, problem.signature.dtype.torch_name)
         stage, half = stage_bytes(problem), half_bytes(problem)
         size = workspace_bytes(stage, half)
         self.mine = torch.zeros(size, dtype=torch.uint8, device=device)
-        if self.real:
-            self.peers = [
-                torch.zeros(size, dtype=torch.uint8, pin_memory=True) for _ in range(1, problem.tp)
-            ]
-        elif problem.op is Op.GEMM_RS:
+        self.peers: list[torch.Tensor] = []  # of an ag_gemm all are the link's control block
+        if problem.op is Op.GEMM_RS:
             self.peers = [torch.zeros_like(self.mine) for _ in range(1, problem.tp)]
-        else:
-            self.peers = []
         self.report = torch.zeros(8, dtype=torch.int32, pin_memory=True)
         self.group = abi.Group(
             world=problem.tp, rank=0, stage_bytes=stage, half_bytes=half,
@@ -80,10 +71,6 @@ class OneRank:
             self.group.peers[peer] = at
         self.epoch = 0
         self.stream = torch.cuda.current_stream(device)
-        self.copy = torch.cuda.Stream(device, priority=-1)
-        self._events = [torch.cuda.Event() for _ in range(2)]
-        for event in self._events:
-            event.record()  # Torch creates the CUDA event here
         self._text = ErrorText()
         self._kept: list[CallGraphs] = []
         self._left = ct.c_int64(1 << 20)
@@ -98,9 +85,7 @@ class OneRank:
     def present(self, up: bool) -> None:
         """Whether what the peers send is there from the start, as in a GEMM alone."""
         for offset in (abi.ARRIVED_OFFSET, abi.GATHERED_OFFSET):
-            self._words(offset, _FLAGS).fill_(ALWAYS if up or self.real else self.epoch)
-        if self.real and not up:
-            self._words(abi.GATHERED_OFFSET, _FLAGS).fill_(self.epoch)
+            self._words(offset, _FLAGS).fill_(ALWAYS if up else self.epoch)
         torch.cuda.synchronize()
 
     def call(
@@ -144,11 +129,9 @@ class OneRank:
         row_bytes = problem.k * self._dtype.itemsize
         begin = abi.BeginArgs(
             group=self.group, x=x.data_ptr(), rows=problem.m_local, row_bytes=row_bytes,
-            row_stride_bytes=row_bytes, gathered=x.data_ptr(), pull=by_sms and self.real,
-            keep=run.span > 1,
+            row_stride_bytes=row_bytes, gathered=x.data_ptr(), keep=run.span > 1,
         )  # fmt: skip
         args.own, args.own_row_stride = x.data_ptr(), problem.k
-        pull = pull_args(self.group, x.data_ptr(), problem, config, run)
         base = self.mine.data_ptr()
         due = [
             (base + abi.GATHERED_OFFSET + 4 * (t.visit * abi.MAX_CHUNKS + t.chunk), t.us)
@@ -158,21 +141,17 @@ class OneRank:
             due.append((base + _GATE, due[-1][1] if due else 0.0))
         stream, gemm = self.stream.cuda_stream, kernel.call(args)
         whole = abi.GatherCall(
-            begin=ct.addressof(begin),
-            pull=ct.addressof(pull) if self.real and not by_sms and not present else None,
-            gemms=ct.addressof(gemm), count=1, copy=self.copy.cuda_stream,
-            forked=self._events[0].cuda_event, joined=self._events[1].cuda_event,
-            graphs=self._graphs(),
+            begin=ct.addressof(begin), gemms=ct.addressof(gemm), count=1, graphs=self._graphs()
         )  # fmt: skip
-        keep = begin, pull, args, gemm  # their addresses are in the call
+        keep = begin, args, gemm  # their addresses are in the call
 
         def before() -> None:
             self.epoch += 1
-            if not present and not self.real:
+            if not present:
                 self.link.gather(self.epoch, self.topology.latency_us, due)
 
         def queue() -> None:
-            if by_sms and not self.real and not present:
+            if by_sms and not present:
                 self.support.begin(keep[0], stream)
                 self.link.gate(stream, base + _GATE, self.epoch)
                 kernel.launch(args, stream)
@@ -212,7 +191,7 @@ class OneRank:
         def before() -> None:
             assert keep
             self.epoch += 1
-            if not present and not self.real:
+            if not present:
                 self.link.scatter(self.epoch, self.topology.latency_us, pairs)
                 self.link.mark(stream, self.epoch)
 
@@ -226,27 +205,6 @@ class OneRank:
         self._kept.append(self.support.graphs(1, self._left))
         return self._kept[-1].handle
 
-    def collective(self, left: torch.Tensor, out: torch.Tensor) -> Callable[[], None] | None:
-        """Over PCIe, the copies of the unfused all-gather into ``left`` or reduce-scatter of
-        ``out`` (without its sums), on the current stream; None where no bytes move.
-        """
-        if not self.real:
-            return None
-        slabs = (left if self.problem.op is Op.AG_GEMM else out).chunk(self.problem.tp)[1:]
-        size = slabs[0].numel() * slabs[0].element_size() if slabs else 0
-        data = abi.DATA_OFFSET
-        remote = [p[data : data + size].view(self._dtype).view(slabs[0].shape) for p in self.peers]
-        gathers = self.problem.op is Op.AG_GEMM
-
-        def copies() -> None:
-            for slab, peer in zip(slabs, remote, strict=True):
-                if gathers:
-                    slab.copy_(peer, non_blocking=True)
-                else:
-                    peer.copy_(slab, non_blocking=True)
-
-        return copies
-
     def finish(self, seconds: float) -> None:
         """Wait for all that was queued.
 
@@ -259,5 +217,4 @@ class OneRank:
             error = abi.as_error(report)
             self.report.zero_()
             raise error
-        if not self.real:
-            self.link.drain(seconds)
+        self.link.drain(seconds)

@@ -12,7 +12,7 @@ from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.predict.constants import COPY_US
-from fluxgen.predict.link import store_rate, transfer_us
+from fluxgen.predict.link import pull_order, store_rate, transfer_us
 from fluxgen.runtime.workspace import chunk_size
 
 
@@ -42,13 +42,9 @@ def arrivals(
     """
     slab = problem.m_local * problem.k * problem.signature.dtype.bytes
     shares = chunk_sizes(problem, kernel, run)
-    remote = range(1, problem.tp)
-    if run.chunk_axis is ChunkAxis.K:
-        order = [(visit, chunk) for chunk in range(len(shares)) for visit in remote]
-    else:
-        order = [(visit, chunk) for visit in remote for chunk in range(len(shares))]
+    order = pull_order(len(shares), run.chunk_axis, problem.tp)
     if run.transport is Transport.SM_COPY:
-        whole = transfer_us(slab * len(remote), topology)
+        whole = transfer_us(problem.comm_bytes, topology)
         return [ChunkTime(visit, chunk, whole) for visit, chunk in order]
     now, out = 0.0, []
     for visit, chunk in order:

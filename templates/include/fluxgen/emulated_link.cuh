@@ -246,8 +246,6 @@ class EmulatedLink {
     return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
   }
 
-  static bool reached(uint32_t seen, uint32_t epoch) { return int32_t(seen - epoch) >= 0; }
-
   void add(Job job) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -283,7 +281,7 @@ class EmulatedLink {
 
   void work(Job& job, fluxgen_link_figures* figures) {
     uint32_t volatile* const start_word = start();
-    while (!reached(*start_word, job.epoch)) {
+    while (!epoch_reached(*start_word, job.epoch)) {
       if (ended()) {
         return;
       }
@@ -297,7 +295,7 @@ class EmulatedLink {
       }
       double const now = since(began);
       for (Watched& watched : job.watched) {
-        if (!watched.done && reached(*const_cast<uint32_t volatile*>(watched.seen), job.epoch)) {
+        if (!watched.done && epoch_reached(*const_cast<uint32_t volatile*>(watched.seen), job.epoch)) {
           watched.done = true;
           --left;
           sent_us = std::max(now + watched.departure.tail_us, sent_us + watched.departure.busy_us);

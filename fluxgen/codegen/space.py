@@ -175,13 +175,15 @@ def why_illegal(
     if run.chunk_axis is ChunkAxis.K:
         if problem.op is Op.GEMM_RS:
             return "chunk axis k: an output slab has no k; gemm_rs cuts rows"
-        if run.chunks > max(1, problem.k // K_CHUNK_UNIT):
+        if run.chunks > ceil_div(problem.k, K_CHUNK_UNIT):
             return f"{run.chunks} k chunks of at least {K_CHUNK_UNIT} do not fit k={problem.k}"
     elif run.chunks > 1 and ceil_div(rows, kernel.tile_m) < run.chunks:
         return f"{run.chunks} row chunks of {kernel.tile_m} rows do not fit m/tp = {rows}"
     if problem.op is Op.AG_GEMM and run.transport not in AG_TRANSPORTS:
         valid = " or ".join(transport.value for transport in AG_TRANSPORTS)
         return f"transport {run.transport.value} does not carry ag_gemm; use {valid}"
+    if run.transport is Transport.COPY_ENGINE_PUSH and problem.signature.return_gathered:
+        return "transport copy_engine_push: the gathered A is the workspace's; use copy_engine_pull"
     if run.transport is Transport.SM_COPY and run.chunks > 1:
         return "chunks: the SM copy fills whole slabs before the GEMM starts; use 1"
     if problem.op is Op.GEMM_RS and run.transport is not Transport.PEER_STORE:
@@ -192,9 +194,12 @@ def why_illegal(
     return None
 
 
-AG_TRANSPORTS = (Transport.COPY_ENGINE_PULL, Transport.SM_COPY)
-"""What carries ag_gemm over NVLink."""
+AG_TRANSPORTS = (Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL, Transport.SM_COPY)
+"""What carries ag_gemm."""
 
+
+K_CHUNKS = (2, 3, 4, 5)
+"""Numbers of K chunks worth trying: the first is a half to a sixteenth of K."""
 
 PANELS = (0, 1, 2, 4, 8, 16)
 """Panel widths worth trying, in clusters along n; 0: all."""
@@ -205,10 +210,13 @@ def panel_limit(problem: Problem, kernel: KernelConfig) -> int:
     return ceil_div(problem.n, kernel.cluster_n * kernel.tile_n)
 
 
-def default_transport(op: Op, link: LinkKind) -> Transport:
+def default_transport(signature: Signature, link: LinkKind) -> Transport:
     """The transport an op uses over a link unless a record says otherwise."""
     del link  # copy-engine drain over PCIe is not generated yet
-    return Transport.COPY_ENGINE_PULL if op is Op.AG_GEMM else Transport.PEER_STORE
+    if signature.op is Op.GEMM_RS:
+        return Transport.PEER_STORE
+    keeps = signature.return_gathered
+    return Transport.COPY_ENGINE_PULL if keeps else Transport.COPY_ENGINE_PUSH
 
 
 def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
@@ -227,6 +235,9 @@ def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
         shapes += [tuple(doubling), (1, world - 1)]
     if world > 2:
         shapes += [(1,) * world]
+    if world > 4:  # the first wave's slabs in one group, that their K chunks come together
+        half = world // 2
+        shapes += [(1, half - 1, world - half), (1, 1, 2, world - 4)]
     if world > 3:
         shapes += [(world // 2, world - world // 2), (2,) * (world // 2) + (1,) * (world % 2)]
     if op is Op.GEMM_RS:
@@ -248,17 +259,16 @@ def span_choices(problem: Problem, kernel: KernelConfig) -> tuple[int, ...]:
 
 def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Iterator[RunConfig]:
     """Every legal run-time configuration of ``kernel`` for ``problem``, in a fixed order."""
-    transport = default_transport(problem.op, topology.link)
-    axes = (ChunkAxis.M, ChunkAxis.K) if problem.op is Op.AG_GEMM else (ChunkAxis.M,)
-    for groups, panel, axis, chunks, span in product(
+    transport = default_transport(problem.signature, topology.link)
+    cuts = [(ChunkAxis.M, chunks) for chunks in (1, 2, 4, 8)]
+    if problem.op is Op.AG_GEMM:
+        cuts += [(ChunkAxis.K, chunks) for chunks in K_CHUNKS]
+    for groups, panel, (axis, chunks), span in product(
         group_choices(problem.op, problem.tp),
         PANELS,
-        axes,
-        (1, 2, 4, 8),
+        cuts,
         span_choices(problem, kernel),
     ):
-        if axis is ChunkAxis.K and chunks == 1:
-            continue  # one chunk is one chunk along either axis
         run = RunConfig(groups, panel, axis, chunks, 0, transport, span)
         if why_illegal(problem, topology, kernel, run) is None:
             yield run

@@ -21,12 +21,20 @@ class Transport(str, enum.Enum):
 
     COPY_ENGINE_PULL = "copy_engine_pull"
     """ag_gemm: a copy engine pulls each peer's slab, chunk by chunk, then raises its flag."""
+    COPY_ENGINE_PUSH = "copy_engine_push"
+    """ag_gemm: a copy engine pushes this rank's slab to each peer: x is read where it lies, nothing
+    is staged. The gathered x is then the workspace's and cannot be returned."""
     SM_COPY = "sm_copy"
     """ag_gemm of few tokens: one kernel pulls all slabs before the GEMM starts."""
     PEER_STORE = "peer_store"
     """gemm_rs: the epilogue's TMA stores go straight into the peer's inbox."""
     COPY_ENGINE_DRAIN = "copy_engine_drain"
     """gemm_rs over PCIe: tiles are stored locally, a copy engine ships finished chunks."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether copy engines move the slabs of an ag_gemm, beside its GEMM."""
+        return self in (Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH)
 
 
 class ChunkAxis(str, enum.Enum):
@@ -88,7 +96,8 @@ class RunConfig:
         groups: arrival groups, ranks per group in arrival order (they sum to the world; empty
             means one group). Ranks of a group share one pass over B.
         panel: width of a panel of N inside a group, in clusters (0: all of N).
-        chunk_axis, chunks: how each rank's slab is cut for the transport.
+        chunk_axis, chunks: how each rank's slab is cut for the transport: rows (M) into equal
+            chunks; K into chunks of which each after the first is as long as all before it.
         sms: SMs the persistent kernel may take (0: all).
         span: adjacent ranks whose slabs are tiled as one, so that slabs shorter than a tile
             fill it; it divides the world and every group.
@@ -102,6 +111,27 @@ class RunConfig:
     sms: int = 0
     transport: Transport = Transport.COPY_ENGINE_PULL
     span: int = 1
+
+    @property
+    def cut(self) -> int:
+        """Slabs, from the own one on, that K chunks cut: of the groups up to the first remote one.
+
+        The first tiles need those early; later slabs come whole. 0: all.
+        """
+        slabs = 0
+        for size in self.groups:
+            slabs += size
+            if slabs > 1:
+                return slabs
+        return 0
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Each chunk's share of its slab, where the sizes of chunks do not matter."""
+        if self.chunk_axis is ChunkAxis.M or self.chunks < 2:
+            return (1.0 / max(self.chunks, 1),) * self.chunks
+        first = 0.5 ** (self.chunks - 1)
+        return (first, *(first * 2**i for i in range(self.chunks - 1)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

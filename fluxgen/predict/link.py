@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluxgen.core.config import ChunkAxis, Transport
+from fluxgen.core.config import ChunkAxis, RunConfig, Transport
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.predict import constants as c
 
@@ -12,31 +12,34 @@ def transfer_us(size: float, topology: Topology, rate: float = 1.0) -> float:
     return size / (topology.bandwidth_gbs * 1e3 * rate)
 
 
-def pull_order(chunks: int, axis: ChunkAxis, world: int) -> list[tuple[int, int]]:
-    """(visit, chunk) of each remote chunk, in the order of the copy-engine transport.
+def copy_order(run: RunConfig, chunks: int, world: int) -> list[tuple[int, int, bool]]:
+    """(visit, chunk, whether it is the whole slab) of each remote chunk, in the transport's order.
 
-    Slabs are pulled in ring order (own + 1, own + 2, ...): M chunks slab by slab, K chunks piece
-    by piece (the first piece of every slab, then the second), since every tile needs them all.
+    Slabs come in ring order (own + 1, own + 2, ...). M chunks come slab by slab; K chunks of the
+    slabs that are cut (:attr:`RunConfig.cut`) piece by piece, the first piece of each, then the
+    second, and after them the later slabs whole, each as chunk 0.
     """
-    remote = range(1, world)
-    if axis is ChunkAxis.K:
-        return [(visit, chunk) for chunk in range(chunks) for visit in remote]
-    return [(visit, chunk) for visit in remote for chunk in range(chunks)]
+    if run.chunk_axis is ChunkAxis.M or chunks == 1:
+        return [(v, chunk, chunks == 1) for v in range(1, world) for chunk in range(chunks)]
+    cut = run.cut or world
+    pieces = [(v, chunk, False) for chunk in range(chunks) for v in range(1, cut)]
+    return pieces + [(v, 0, True) for v in range(cut, world)]
 
 
-def pull_arrivals(
-    slab_bytes: float, chunks: int, axis: ChunkAxis, topology: Topology
+def copy_arrivals(
+    slab_bytes: float, run: RunConfig, topology: Topology
 ) -> list[tuple[int, int, float]]:
-    """When each chunk has been pulled by the copy engine and its flag raised.
+    """When each chunk has been copied by the copy engine and its flag raised.
 
     Returns:
         (visit, chunk, microseconds) for each remote chunk; visit 1 is the first remote slab. The
         own slab (visit 0) is there from the start and not listed.
     """
-    each = transfer_us(slab_bytes / chunks, topology) + c.COPY_US
-    order = pull_order(chunks, axis, topology.world)
-    start = topology.latency_us
-    return [(visit, chunk, start + each * (i + 1)) for i, (visit, chunk) in enumerate(order)]
+    now, out = topology.latency_us, []
+    for visit, chunk, whole in copy_order(run, run.chunks, topology.world):
+        now += transfer_us(slab_bytes * (1.0 if whole else run.shares[chunk]), topology) + c.COPY_US
+        out.append((visit, chunk, now))
+    return out
 
 
 def store_rate(topology: Topology, transport: Transport) -> float:

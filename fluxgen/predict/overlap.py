@@ -16,7 +16,7 @@ from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict.gemm import GemmTime, Grid, gemm_time, library_gemm_us
-from fluxgen.predict.link import nccl_us, pull_arrivals, store_rate, transfer_us
+from fluxgen.predict.link import copy_arrivals, nccl_us, store_rate, transfer_us
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def _gather_timeline(
 ) -> tuple[float, float]:
     """(kernel, communication) of ag_gemm, microseconds after the launch.
 
-    Sources are pulled in the order of the walk. With a span, the own slab holds other sources
-    too, which are pulled first; a tile that touches several sources waits for the last of them.
+    Sources come in the order of the walk. With a span, the own slab holds other sources
+    too, which come first; a tile that touches several sources waits for the last of them.
     """
     if problem.tp == 1:
         return gemm.time_us, 0.0
@@ -141,15 +141,14 @@ def _gather_timeline(
     if run.transport is Transport.SM_COPY:  # one kernel, before the GEMM
         comm = topology.latency_us + transfer_us(problem.comm_bytes, topology) + c.LAUNCH_US
         return end + comm, comm
-    arrivals = pull_arrivals(
-        rows * problem.k * problem.signature.dtype.bytes, run.chunks, run.chunk_axis, topology
-    )
+    slab = rows * problem.k * problem.signature.dtype.bytes
+    arrivals = copy_arrivals(slab, run, topology)
     by_k = run.chunk_axis is ChunkAxis.K
     for source, chunk, arrival in arrivals:
         visit, place = divmod(source, run.span)
         begin = place * rows if by_k else place * rows + chunk * rows // run.chunks
         position = first_need(grid, run.panel, visit, begin // kernel.tile_m)
-        done = chunk / run.chunks if by_k else 0.0  # share of the tile computed before the wait
+        done = sum(run.shares[:chunk]) if by_k else 0.0  # of the tile, computed before the wait
         end = max(end, arrival + gemm.rest_us(position, done))
     return end, arrivals[-1][2]
 

@@ -16,7 +16,7 @@ from fluxgen.core.topology import Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.gemm import Grid
-from fluxgen.predict.link import pull_arrivals, store_rate, transfer_us
+from fluxgen.predict.link import copy_arrivals, store_rate, transfer_us
 from fluxgen.predict.overlap import fused_gemm
 
 LINK, REDUCE, LIBRARY = "link", "reduction", "library"
@@ -138,7 +138,7 @@ def _arrivals(
         spans.append(Span(LINK, "copies by SMs", "copy", 0.0, end))
         return {(source, 0): end for source in range(problem.tp)}
     before = topology.latency_us
-    for source, chunk, at in pull_arrivals(slab, run.chunks, run.chunk_axis, topology):
+    for source, chunk, at in copy_arrivals(slab, run, topology):
         spans.append(Span(LINK, f"slab {source}, chunk {chunk}", "copy", before, at))
         key = (source, chunk if by_k else 0)
         arrived[key] = max(arrived.get(key, 0.0), at)

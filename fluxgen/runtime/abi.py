@@ -10,14 +10,15 @@ import ctypes as ct
 
 from fluxgen.core.errors import CommTimeout
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 MAX_WORLD = 16
 MAX_CHUNKS = 16
 
 EPOCH_OFFSET = 0
 ABORTED_OFFSET = 4
-STAGED_OFFSET = 16
+BEGUN_OFFSET = 16
 MULTIPLIED_OFFSET = 20
+STAGED_OFFSET = 28
 READY_OFFSET = 256
 PULLED_OFFSET = 384
 ARRIVED_OFFSET = 512
@@ -76,6 +77,7 @@ class Group(ct.Structure):
         ("rank", ct.c_int32),
         ("stage_bytes", ct.c_int64),
         ("half_bytes", ct.c_int64),
+        ("gathered_bytes", ct.c_int64),
         ("peers", ct.c_void_p * MAX_WORLD),
         ("timeout_ns", ct.c_uint64),
         ("report", ct.c_void_p),
@@ -110,7 +112,7 @@ class GemmArgs(_Struct):
         ("own", ct.c_void_p),
         ("own_row_stride", ct.c_int64),
         ("ends_call", ct.c_int32),
-        ("reserved", ct.c_uint32),
+        ("cut", ct.c_int32),
     ]
 
 
@@ -147,21 +149,25 @@ class BeginArgs(_Struct):
         ("blocks", ct.c_int32),
         ("pull", ct.c_int32),
         ("keep", ct.c_int32),
-        ("reserved", ct.c_uint32),
+        ("push", ct.c_int32),
     ]
 
 
-class PullArgs(_Struct):
-    """``fluxgen_pull_args``."""
+class CopyArgs(_Struct):
+    """``fluxgen_copy_args``."""
 
     _fields_ = [
         *_VERSION,
         ("group", Group),
         ("gathered", ct.c_void_p),
+        ("x", ct.c_void_p),
+        ("row_stride_bytes", ct.c_int64),
         ("rows", ct.c_int64),
         ("row_bytes", ct.c_int64),
         ("chunk_size", ct.c_int64),
         ("chunk_axis", ct.c_int32),
+        ("cut", ct.c_int32),
+        ("push", ct.c_int32),
         ("reserved", ct.c_uint32),
     ]
 
@@ -178,12 +184,12 @@ class GatherCall(_Struct):
     _fields_ = [
         *_VERSION,
         ("begin", ct.c_void_p),
-        ("pull", ct.c_void_p),
+        ("copy", ct.c_void_p),
         ("gemms", ct.c_void_p),
         ("count", ct.c_int64),
-        ("copy", ct.c_void_p),
-        ("forked", ct.c_void_p),
-        ("joined", ct.c_void_p),
+        ("copies", ct.c_void_p),
+        ("flags", ct.c_void_p),
+        ("event", ct.c_void_p),
         ("graphs", ct.c_void_p),
     ]
 
@@ -220,7 +226,7 @@ STRUCTS: dict[str, type[ct.Structure]] = {
     "fluxgen_gemm_args": GemmArgs,
     "fluxgen_reduce_args": ReduceArgs,
     "fluxgen_begin_args": BeginArgs,
-    "fluxgen_pull_args": PullArgs,
+    "fluxgen_copy_args": CopyArgs,
     "fluxgen_gemm_call": GemmCall,
     "fluxgen_gather_call": GatherCall,
     "fluxgen_scatter_call": ScatterCall,

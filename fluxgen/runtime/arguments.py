@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi
 from fluxgen.runtime.workspace import chunk_size
@@ -14,7 +14,7 @@ PATIENCE = 1.25
 copies, which come one after the other: were it the first to give up, it would name whichever peer
 is behind the late one. Seen on a GPU: with rank 2 of 3 killed, rank 1 named rank 0."""
 
-__all__ = ["PATIENCE", "gemm_args", "pull_args", "row_stride"]
+__all__ = ["PATIENCE", "copy_args", "gemm_args", "row_stride"]
 
 
 def gemm_args(
@@ -33,23 +33,25 @@ def gemm_args(
         args.groups[i] = size
     args.panel, args.span, args.sms = run.panel, run.span, run.sms
     if problem.op is Op.AG_GEMM:
-        args.ends_call = 1
+        args.ends_call, args.cut = 1, run.cut
         args.group.timeout_ns = int(group.timeout_ns * PATIENCE)
     return args
 
 
-def pull_args(
-    group: abi.Group, gathered: int, problem: Problem, kernel: KernelConfig, run: RunConfig
-) -> abi.PullArgs:
-    """The copy-engine transport of an ag_gemm into the matrix at address ``gathered``."""
+def copy_args(
+    group: abi.Group, problem: Problem, kernel: KernelConfig, run: RunConfig
+) -> abi.CopyArgs:
+    """The copy-engine transport of an ag_gemm, but for the addresses of its operands."""
     size, item = chunk_size(problem, kernel, run), problem.signature.dtype.bytes
-    return abi.PullArgs(
+    return abi.CopyArgs(
         group=group,
-        gathered=gathered,
+        row_stride_bytes=problem.k * item,
         rows=problem.m_local,
         row_bytes=problem.k * item,
         chunk_size=size * item if run.chunk_axis is ChunkAxis.K else size,
         chunk_axis=abi.CHUNK_AXES[run.chunk_axis.value],
+        cut=run.cut,
+        push=run.transport is Transport.COPY_ENGINE_PUSH,
     )
 
 

@@ -24,7 +24,7 @@ from types import TracebackType
 import torch
 
 from fluxgen.codegen.space import why_illegal
-from fluxgen.core.config import KernelConfig, RunConfig
+from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import FluxgenError, UnsupportedError
 from fluxgen.core.problem import Op, Problem, Signature
@@ -333,6 +333,9 @@ def _winner(
 ) -> tuple[Cause, str, Winner | None]:
     plain = Signature.of(call.op, dtype)
     arch = topology.gpu.arch
+    if call.return_gathered and run.transport is Transport.COPY_ENGINE_PUSH:
+        # A near record's: peers push into the workspace, of which nothing is given away.
+        run = replace(run, transport=Transport.COPY_ENGINE_PULL)
     problems, artefacts = [], []
     for n, layout in zip(call.ns, call.layouts, strict=True):
         problem = Problem(replace(plain, b_layout=layout), call.m, n, call.k, call.tp)

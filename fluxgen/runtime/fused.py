@@ -1,7 +1,7 @@
-"""What the fused calls of a group share on one GPU: workspace, side stream, order, memory.
+"""What the fused calls of a group share on one GPU: workspace, side streams, order, memory.
 
-The calls themselves are in ``runs``. Everything is queued on the caller's current stream and one
-side stream that is joined again, so a call can be captured in a CUDA graph. A call waits for
+The calls themselves are in ``runs``. Everything is queued on the caller's current stream and two
+side streams that are joined again, so a call can be captured in a CUDA graph. A call waits for
 nothing; a new workspace waits for the GPU once.
 """
 
@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from fluxgen.core.config import Transport
 from fluxgen.core.errors import CommTimeout
 from fluxgen.core.problem import Op
 from fluxgen.runtime import kernels
 from fluxgen.runtime.dispatch import Winner
 from fluxgen.runtime.loader import CallGraphs, ErrorText
 from fluxgen.runtime.symmetric import LocalPart, SymmetricWorkspace
-from fluxgen.runtime.workspace import aligned, half_bytes, stage_bytes
+from fluxgen.runtime.workspace import Sizes, aligned, sizes
 
 __all__ = ["ITEM", "Fused", "Queue"]
 
@@ -85,31 +86,31 @@ class Fused:
         self._of_runs: list[CallGraphs] = []
         with torch.cuda.device(device):
             # A high priority: its kernels come before the blocks of a GEMM.
-            self._side = torch.cuda.Stream(device, priority=-1)
-            self._events = [torch.cuda.Event() for _ in range(3)]
+            self._side = [torch.cuda.Stream(device, priority=-1) for _ in range(2)]
+            self._events = [torch.cuda.Event() for _ in range(2)]
             for event in self._events:
                 event.record()  # Torch creates the CUDA event here, outside of any capture
-        self.copy = self._side.cuda_stream
-        self.forked, self.joined, self._ordered = (e.cuda_event for e in self._events)
+        self.copies, self.flags = (side.cuda_stream for side in self._side)
+        self.event, self._ordered = (e.cuda_event for e in self._events)
         self.empty, self.text = _allocator(device), ErrorText()
         self._broken: CommTimeout | None = None
 
     def needs_workspace(self, winner: Winner) -> bool:
         """Whether the present workspace is too small for the call, or there is none."""
-        stage, half, scratch = _needs(winner)
+        needed, scratch = _needs(winner)
         w = self.workspace
-        return w is None or w.stage < stage or w.half < half or w.scratch.numel() < scratch
+        return w is None or not w.sizes.hold(needed) or w.scratch.numel() < scratch
 
     def allocate(self, winner: Winner) -> LocalPart:
         """Memory for a workspace that serves this call and all before it. Outside of captures."""
-        stage, half, scratch = _needs(winner)
+        needed, scratch = _needs(winner)
         with self.alone():  # no other thread's capture: it would be broken by what waits here
             if self.workspace is not None:
                 # Calls in flight on the old one end first: it is freed when it is replaced.
                 torch.cuda.synchronize(self.device)
-                stage, half = max(stage, self.workspace.stage), max(half, self.workspace.half)
+                needed |= self.workspace.sizes
                 scratch = max(scratch, self.workspace.scratch.numel())
-            return LocalPart(self.device, stage, half, scratch)
+            return LocalPart(self.device, needed, scratch)
 
     def adopt(self, workspace: SymmetricWorkspace) -> None:
         """Use ``workspace`` from now on; one that a graph has captured is kept for its replays.
@@ -188,8 +189,9 @@ def _allocator(
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
-def _needs(winner: Winner) -> tuple[int, int, int]:
-    """Bytes of stage, half and scratch that a call needs; the least there is of the first two."""
-    first = winner.problems[0]
-    gathered = first.m * first.k * ITEM if first.op is Op.AG_GEMM else 0
-    return max(aligned(1), stage_bytes(first)), max(aligned(1), half_bytes(first)), gathered
+def _needs(winner: Winner) -> tuple[Sizes, int]:
+    """Sizes of the workspace and bytes of scratch that a call needs; the least that there is."""
+    first, transport = winner.problems[0], winner.run.transport
+    least = Sizes(stage=aligned(1), half=aligned(1))
+    scratched = first.op is Op.AG_GEMM and transport is not Transport.COPY_ENGINE_PUSH
+    return least | sizes(first, transport), first.m * first.k * ITEM if scratched else 0

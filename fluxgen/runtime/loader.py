@@ -153,7 +153,7 @@ class SupportKernels(Library):
                 "run `fluxgen build` again"
             )
         self._begin = self._symbol("fluxgen_begin")
-        self._pull = self._symbol("fluxgen_pull")
+        self._copy = self._symbol("fluxgen_copy")
         self._order = self._symbol("fluxgen_order")
         self._reduce = self._symbol("fluxgen_reduce")
         self._graphs = self._symbol("fluxgen_graphs", ct.c_void_p)
@@ -172,11 +172,9 @@ class SupportKernels(Library):
         """Queue the start of an ag_gemm; with ``args.pull``, its whole transport."""
         self._call(self._begin, ct.byref(args), ct.c_void_p(stream))
 
-    def pull(self, args: abi.PullArgs, stream: int, copy: int, forked: int) -> None:
-        """Queue the copies of an ag_gemm on stream ``copy``, behind what is on ``stream``."""
-        self._call(
-            self._pull, ct.byref(args), ct.c_void_p(stream), ct.c_void_p(copy), ct.c_void_p(forked)
-        )
+    def copy(self, args: abi.CopyArgs, stream: int, copies: int, flags: int, event: int) -> None:
+        """Queue the copies of an ag_gemm and their flags, on two streams, behind ``stream``."""
+        self._call(self._copy, ct.byref(args), *map(ct.c_void_p, (stream, copies, flags, event)))
 
     def order(self, before: int, after: int, event: int) -> None:
         """What comes on stream ``after`` waits for what is on stream ``before``."""

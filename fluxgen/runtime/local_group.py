@@ -18,9 +18,9 @@ import torch
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
+from fluxgen.runtime.arguments import copy_args, gemm_args, row_stride
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.workspace import chunk_size, half_bytes, stage_bytes, workspace_bytes
+from fluxgen.runtime.workspace import Sizes, chunk_size, sizes
 
 FREE_SMS = 4
 """SMs left to the copies and to the transports' waits."""
@@ -30,29 +30,28 @@ class LocalGroup:
     """``world`` ranks of one group on the current device.
 
     Args:
-        world: ranks. support: support kernels. stage, half: bytes of the stage and of one half of
-            the inbox of each workspace. timeout_s: deadline of device-side waits.
+        world: ranks. support: support kernels. sizes: of each workspace. timeout_s: deadline of
+            device-side waits.
     """
 
     def __init__(
         self,
         world: int,
         support: SupportKernels,
-        stage: int = 0,
-        half: int = 0,
+        sizes: Sizes,
         timeout_s: float = 10.0,
     ) -> None:
-        self.world, self.stage, self.half, self.support = world, stage, half, support
+        self.world, self.sizes, self.support = world, sizes, support
         device = torch.device("cuda", torch.cuda.current_device())
         self.total_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.share = max(1, (self.total_sms - FREE_SMS) // world)
         self.workspaces = [
-            torch.zeros(workspace_bytes(stage, half), dtype=torch.uint8, device=device)
-            for _ in range(world)
+            torch.zeros(sizes.total, dtype=torch.uint8, device=device) for _ in range(world)
         ]
         self.reports = [torch.zeros(8, dtype=torch.int32, pin_memory=True) for _ in range(world)]
         self.streams = [torch.cuda.Stream(device) for _ in range(world)]
         self.copies = [torch.cuda.Stream(device) for _ in range(world)]
+        self.flags = [torch.cuda.Stream(device) for _ in range(world)]
         self.events = [torch.cuda.Event() for _ in range(world)]
         for event in self.events:
             event.record()  # Torch creates the CUDA event here
@@ -65,11 +64,16 @@ class LocalGroup:
         cls, support: SupportKernels, *problems: Problem, timeout_s: float = 10.0
     ) -> LocalGroup:
         """A group large enough for each of ``problems``, which have one tp."""
-        stage, half = max(map(stage_bytes, problems)), max(map(half_bytes, problems))
-        return cls(problems[0].tp, support, stage, half, timeout_s)
+        needed = Sizes()
+        for problem in problems:
+            needed |= sizes(problem, *Transport)
+        return cls(problems[0].tp, support, needed, timeout_s)
 
     def _group(self, rank: int, timeout_s: float) -> abi.Group:
-        group = abi.Group(world=self.world, rank=rank, stage_bytes=self.stage, half_bytes=self.half)
+        group = abi.Group(
+            world=self.world, rank=rank, stage_bytes=self.sizes.stage,
+            half_bytes=self.sizes.half, gathered_bytes=self.sizes.gathered,
+        )  # fmt: skip
         for peer, workspace in enumerate(self.workspaces):
             group.peers[peer] = workspace.data_ptr()
         group.timeout_ns = int(timeout_s * 1e9)
@@ -100,13 +104,19 @@ class LocalGroup:
         """
         dtype = getattr(torch, problem.signature.dtype.torch_name)
         row_bytes = problem.k * dtype.itemsize
-        pulls = run.transport is Transport.COPY_ENGINE_PULL
+        copies, pushes = run.transport.copies, run.transport is Transport.COPY_ENGINE_PUSH
         gathered = []
         # All ranks begin before any waits: whatever the host has to load or allocate for a launch
         # may have to wait for the GPU, and so for a kernel that waits for a rank not yet begun.
         for rank in range(self.world):
             with torch.cuda.stream(self.streams[rank]):
-                whole = torch.full((problem.m, problem.k), float("nan"), dtype=dtype, device="cuda")
+                if pushes:
+                    matrix = self.workspaces[rank][self.sizes.gathered_offset :].view(dtype)
+                    whole = matrix[: problem.m * problem.k].view(problem.m, problem.k)
+                    whole.fill_(float("nan"))
+                else:
+                    size = problem.m, problem.k
+                    whole = torch.full(size, float("nan"), dtype=dtype, device="cuda")
             gathered.append(whole)
         for rank in range(self.world):
             stream = self.streams[rank]
@@ -122,19 +132,22 @@ class LocalGroup:
                     row_stride_bytes=x[rank].stride(0) * dtype.itemsize,
                     gathered=gathered[rank].data_ptr(),
                     blocks=self.share,
-                    pull=not pulls,
+                    pull=not copies,
+                    push=pushes,
                     keep=run.span > 1,
                 ),
                 stream.cuda_stream,
             )
         for rank in range(self.world):
-            if pulls:
-                self.support.pull(
-                    pull_args(
-                        self.groups[rank], gathered[rank].data_ptr(), problem, kernel.kernel, run
-                    ),
+            if copies:
+                copy = copy_args(self.groups[rank], problem, kernel.kernel, run)
+                copy.gathered, copy.x = gathered[rank].data_ptr(), x[rank].data_ptr()
+                copy.row_stride_bytes = x[rank].stride(0) * dtype.itemsize
+                self.support.copy(
+                    copy,
                     self.streams[rank].cuda_stream,
                     self.copies[rank].cuda_stream,
+                    self.flags[rank].cuda_stream,
                     self.events[rank].cuda_event,
                 )
         for rank in range(self.world):
@@ -145,6 +158,7 @@ class LocalGroup:
             args.d, args.d_row_stride = d[rank].data_ptr(), d[rank].stride(0)
             kernel.launch(args, self.streams[rank].cuda_stream)
             self.streams[rank].wait_stream(self.copies[rank])
+            self.streams[rank].wait_stream(self.flags[rank])
 
     def gemm_rs(
         self,
@@ -194,7 +208,7 @@ class LocalGroup:
         Raises:
             CommTimeout: a device-side wait passed its deadline.
         """
-        for stream in (*self.streams, *self.copies):
+        for stream in (*self.streams, *self.copies, *self.flags):
             stream.synchronize()
         raised = []
         for memory in self.reports:

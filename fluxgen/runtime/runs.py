@@ -1,6 +1,6 @@
 """The launches of one kind of fused call.
 
-    GatherRun    begin -> [side stream: pulls, chunk by chunk] + a GEMM for each weight -> join
+    GatherRun    begin -> [side streams: copies, chunk by chunk] + a GEMM for each weight -> join
     ScatterRun   GEMM (stores into the owners' inboxes) -> reduce
 
 A run keeps its argument structs and fills in addresses, so a call is one call into C; and there,
@@ -23,7 +23,7 @@ from fluxgen.codegen.space import panel_limit
 from fluxgen.core.config import Transport
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi, dispatch, kernels
-from fluxgen.runtime.arguments import gemm_args, pull_args, row_stride
+from fluxgen.runtime.arguments import copy_args, gemm_args, row_stride
 from fluxgen.runtime.dispatch import Call, Decision, warn_once
 from fluxgen.runtime.fused import ITEM, Fused
 from fluxgen.runtime.loader import FusedKernel
@@ -133,11 +133,14 @@ class GatherRun(_Run):
 
     def _build(self, group: abi.Group) -> None:
         winner, first, fused = self.winner, self.first, self.fused
-        by_copies = winner.run.transport is Transport.COPY_ENGINE_PULL
+        by_copies = winner.run.transport.copies
+        pushes = winner.run.transport is Transport.COPY_ENGINE_PUSH
         self._begin = abi.BeginArgs(
-            group=group, rows=first.m_local, row_bytes=first.k * ITEM, pull=not by_copies
-        )
-        self._pull = pull_args(group, 0, first, winner.kernel, winner.run) if by_copies else None
+            group=group, rows=first.m_local, row_bytes=first.k * ITEM,
+            pull=not by_copies, push=pushes,
+        )  # fmt: skip
+        self._copy = copy_args(group, first, winner.kernel, winner.run) if by_copies else None
+        self._pushed = self._copy if pushes else None
         self._gathered = 0
         self._spans = winner.run.span > 1  # tiles of the own slab hold rows of others too
         self._outs = []  # of each weight: the arguments, size and strides of the output
@@ -153,12 +156,12 @@ class GatherRun(_Run):
         self._whole = self._shape(first.k)
         self._call = abi.GatherCall(
             begin=ct.addressof(self._begin),
-            pull=ct.addressof(self._pull) if self._pull is not None else None,
+            copy=ct.addressof(self._copy) if self._copy is not None else None,
             gemms=ct.addressof(self._gemms),
             count=len(self._outs),
-            copy=fused.copy,
-            forked=fused.forked,
-            joined=fused.joined,
+            copies=fused.copies,
+            flags=fused.flags,
+            event=fused.event,
             graphs=self._graphs,
         )
         self._call_at = ct.addressof(self._call)
@@ -228,7 +231,9 @@ class GatherRun(_Run):
         stream, capturing = fused.enter(workspace)
         dispatch.note(self.decision)
         gathered, address = None, workspace.scratch_at
-        if return_gathered or capturing:
+        if self._pushed is not None:
+            address, self._pushed.x = workspace.gathered_at, x
+        elif return_gathered or capturing:
             gathered = fused.empty(*self._whole, self.dtype)
             address = gathered.data_ptr()
         if address != self._gathered:
@@ -250,14 +255,16 @@ class GatherRun(_Run):
 
     def _gather_into(self, address: int) -> None:
         self._begin.gathered = address
-        if self._pull is not None:
-            self._pull.gathered = address
+        if self._copy is not None:
+            self._copy.gathered = address
         for args, _, _ in self._outs:
             args.a = address
         self._gathered = address
 
     def _set_strides(self, strides: tuple[int, ...]) -> None:
         self._begin.row_stride_bytes = strides[0] * ITEM
+        if self._pushed is not None:
+            self._pushed.row_stride_bytes = strides[0] * ITEM
         for (args, _, _), stride in zip(self._outs, strides[1:], strict=True):
             args.own_row_stride, args.b_row_stride = strides[0], stride
         self._strides = strides

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from fluxgen.core.errors import CommTimeout
 from fluxgen.runtime import abi
-from fluxgen.runtime.workspace import workspace_bytes
+from fluxgen.runtime.workspace import Sizes
 
 __all__ = ["LocalPart", "SymmetricWorkspace"]
 
@@ -30,18 +30,18 @@ class LocalPart:
     warm-up of CUDA graphs, with a pool of its own) does not own it.
 
     Args:
-        device: this rank's GPU. stage, half: bytes, see ``workspace``. scratch: bytes of a buffer
-            that is this rank's alone.
+        device: this rank's GPU. sizes: of the workspace. scratch: bytes of a buffer that is this
+            rank's alone.
 
     Raises:
         RuntimeError: no memory, or no symmetric memory on this machine.
     """
 
-    def __init__(self, device: torch.device, stage: int, half: int, scratch: int) -> None:
+    def __init__(self, device: torch.device, sizes: Sizes, scratch: int) -> None:
         from torch.distributed import _symmetric_memory as symm_mem
 
-        self.device, self.stage, self.half = device, stage, half
-        self.memory = symm_mem.empty(workspace_bytes(stage, half), dtype=torch.uint8, device=device)
+        self.device, self.sizes = device, sizes
+        self.memory = symm_mem.empty(sizes.total, dtype=torch.uint8, device=device)
         self.scratch = symm_mem.empty(max(1, scratch), dtype=torch.uint8, device=device)
         self.memory.zero_()
         # Zeroed on whatever stream is current here; peers write on theirs (H05).
@@ -60,7 +60,8 @@ class SymmetricWorkspace:
             the peers and on the device.
 
     Attributes:
-        stage, half: bytes. scratch, scratch_at: the local buffer and its address.
+        sizes: of its parts. scratch, scratch_at: the local buffer and its address.
+        gathered_at: the address of the matrix that peers push into.
         group: the C view, for argument structs. report: what the device writes on a timeout.
         captured: whether a CUDA graph holds its addresses.
 
@@ -71,7 +72,7 @@ class SymmetricWorkspace:
     def __init__(
         self, group: dist.ProcessGroup, local: LocalPart, prefix: str, timeout_s: float
     ) -> None:
-        self.stage, self.half, self.scratch = local.stage, local.half, local.scratch
+        self.sizes, self.scratch = local.sizes, local.scratch
         self.scratch_at = int(local.scratch.data_ptr())
         self.captured = False
         self._memory = local.memory
@@ -83,13 +84,15 @@ class SymmetricWorkspace:
         self.group = abi.Group(
             world=group.size(),
             rank=group.rank(),
-            stage_bytes=local.stage,
-            half_bytes=local.half,
+            stage_bytes=local.sizes.stage,
+            half_bytes=local.sizes.half,
+            gathered_bytes=local.sizes.gathered,
             timeout_ns=int(timeout_s * 1e9),
             report=self._report_memory.data_ptr(),
         )
         for peer, address in enumerate(self._handle.buffer_ptrs):
             self.group.peers[peer] = address
+        self.gathered_at = int(self._handle.buffer_ptrs[group.rank()]) + self.sizes.gathered_offset
 
     @property
     def timed_out(self) -> bool:

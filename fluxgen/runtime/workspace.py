@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fluxgen.codegen.space import K_CHUNK_UNIT
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.runtime import abi
@@ -13,58 +15,84 @@ MAX_WORKSPACE_BYTES = 2**40
 """A workspace beyond this is a mistake in a size, not a workspace."""
 
 
-def stage_bytes(problem: Problem) -> int:
-    """Bytes of the stage that ``problem`` needs: one slab (m/tp, k) for ag_gemm, else none.
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of the parts of a workspace.
+
+    Attributes:
+        stage: one slab (m/tp, k) of an ag_gemm, for peers to pull. half: one half of the inbox, W
+            slabs of (m/tp, n) of a gemm_rs. gathered: the matrix (m, k) that peers push into.
+    """
+
+    stage: int = 0
+    half: int = 0
+    gathered: int = 0
+
+    @property
+    def total(self) -> int:
+        """Of the whole workspace: control blocks, the stage, the inbox's two halves, the matrix."""
+        return abi.DATA_OFFSET + self.stage + 2 * self.half + self.gathered
+
+    @property
+    def gathered_offset(self) -> int:
+        """Where the matrix lies."""
+        return self.total - self.gathered
+
+    def hold(self, other: Sizes) -> bool:
+        """Whether a workspace of these sizes serves what needs the other ones."""
+        return self | other == self
+
+    def __or__(self, other: Sizes) -> Sizes:
+        """Of a workspace that serves both."""
+        return Sizes(
+            max(self.stage, other.stage),
+            max(self.half, other.half),
+            max(self.gathered, other.gathered),
+        )
+
+
+def sizes(problem: Problem, *transports: Transport) -> Sizes:
+    """What ``problem`` needs, moved by any of ``transports``.
 
     Raises:
         UsageError: the workspace would exceed ``MAX_WORKSPACE_BYTES``.
     """
-    if problem.op is not Op.AG_GEMM:
-        return 0
-    return _checked(problem, problem.m_local * problem.k * problem.signature.dtype.bytes)
-
-
-def half_bytes(problem: Problem) -> int:
-    """Bytes of one half of the inbox: W slabs of (m/tp, n) for gemm_rs, else none.
-
-    Raises:
-        UsageError: the workspace would exceed ``MAX_WORKSPACE_BYTES``.
-    """
-    if problem.op is not Op.GEMM_RS:
-        return 0
-    slab = problem.m_local * problem.n * problem.signature.dtype.bytes
-    return _checked(problem, problem.tp * slab)
-
-
-def _checked(problem: Problem, size: int) -> int:
-    size = aligned(size)
-    if workspace_bytes(size, size) > MAX_WORKSPACE_BYTES:
+    if problem.op is Op.GEMM_RS:
+        slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
+        needed = Sizes(half=aligned(problem.tp * slab))
+    else:
+        slab = problem.m_local * problem.k * problem.signature.dtype.bytes
+        pushes = [t is Transport.COPY_ENGINE_PUSH for t in transports]
+        needed = Sizes(
+            stage=0 if all(pushes) else aligned(slab),
+            gathered=aligned(problem.tp * slab) if any(pushes) else 0,
+        )
+    if needed.total > MAX_WORKSPACE_BYTES:
         raise UsageError(
-            f"workspace: {problem.key} needs buffers of {size} bytes, the limit of a workspace is "
+            f"workspace: {problem.key} needs {needed.total} bytes, the limit of a workspace is "
             f"{MAX_WORKSPACE_BYTES}; split the call along m"
         )
-    return size
+    return needed
 
 
 def aligned(size: int) -> int:
-    """``size`` rounded up to what a stage or half must be a multiple of."""
+    """``size`` rounded up to what every part must be a multiple of."""
     return ceil_div(size, _ALIGN) * _ALIGN
 
 
-def workspace_bytes(stage: int, half: int) -> int:
-    """Bytes of a whole workspace: control blocks, the stage, and the inbox's two halves."""
-    return abi.DATA_OFFSET + stage + 2 * half
-
-
 def chunk_size(problem: Problem, kernel: KernelConfig, run: RunConfig) -> int:
-    """Rows (M) or elements of K of one chunk of a slab; 0 when the slab is one chunk.
+    """Rows (M) of one chunk of a slab, or elements of K of the first; 0 when there is one chunk.
 
-    Row chunks end at multiples of the tile, so that no output tile straddles two; K chunks at
-    multiples of ``K_CHUNK_UNIT``. The last chunk may be shorter.
+    Row chunks end at multiples of the tile, so that no output tile straddles two, and the last may
+    be shorter; K chunks at multiples of ``K_CHUNK_UNIT``, see :attr:`RunConfig.chunks`. Where the
+    slab is short there are fewer.
     """
     if run.chunks <= 1:
         return 0
-    unit = K_CHUNK_UNIT if run.chunk_axis is ChunkAxis.K else kernel.tile_m
-    extent = problem.k if run.chunk_axis is ChunkAxis.K else problem.m_local
-    size = ceil_div(ceil_div(extent, unit), run.chunks) * unit
-    return 0 if size >= extent else size
+    if run.chunk_axis is ChunkAxis.K:
+        units = ceil_div(problem.k, K_CHUNK_UNIT)
+        size = ceil_div(units, 2 ** (run.chunks - 1)) * K_CHUNK_UNIT
+        return 0 if size >= problem.k else size
+    unit = kernel.tile_m
+    size = ceil_div(ceil_div(problem.m_local, unit), run.chunks) * unit
+    return 0 if size >= problem.m_local else size

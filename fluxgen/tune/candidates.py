@@ -61,7 +61,7 @@ class Candidates:
 
     def spans(self, kernel: KernelConfig) -> tuple[int, ...]:
         """Spans with which ``kernel`` is legal: some tiles fit the slabs only with one."""
-        transport = default_transport(self.problem.op, self.topology.link)
+        transport = default_transport(self.problem.signature, self.topology.link)
         return tuple(
             span
             for span in span_choices(self.problem, kernel)
@@ -128,7 +128,7 @@ class Candidates:
         return dict(sorted(rough.items(), key=lambda item: item[1]))
 
     def _typical(self, kernel: KernelConfig) -> list[RunConfig]:
-        transport = default_transport(self.problem.op, self.topology.link)
+        transport = default_transport(self.problem.signature, self.topology.link)
         shapes = group_choices(self.problem.op, self.problem.tp)
         cuts = ((ChunkAxis.M, 1), (ChunkAxis.K, 2))
         runs = [
@@ -157,13 +157,13 @@ class Candidates:
         """The legal configuration nearest to ``params``.
 
         A span that the kernel or the groups do not allow becomes its smallest one, a panel that
-        is too wide all of n; too many chunks are halved until they fit.
+        is too wide all of n; too many chunks become fewer until they fit.
         """
         kernel = self.by_name[str(params["kernel"])]
         legal = self.ranked_runs(kernel)
         groups = tuple(int(g) for g in str(params["groups"]).split("-"))
         cut = str(params["cut"])
-        transport = default_transport(self.problem.op, self.topology.link)
+        transport = default_transport(self.problem.signature, self.topology.link)
         axis, left = ChunkAxis.M, 1
         if cut == SM_COPY:
             transport, groups = Transport.SM_COPY, (self.problem.tp,)
@@ -172,7 +172,7 @@ class Candidates:
         cuts = []
         while left > 1:
             cuts.append((axis, left))
-            left //= 2
+            left = left - 1 if axis is ChunkAxis.K else left // 2
         cuts.append((ChunkAxis.M, 1))
         spans = dict.fromkeys((int(params["span"]), *self.spans(kernel)))
         for span, panel in product(spans, (int(params["panel"]), 0)):

@@ -30,7 +30,7 @@ from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import gemm_args
-from fluxgen.runtime.workspace import half_bytes, workspace_bytes
+from fluxgen.runtime.workspace import sizes
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 
 WORLD = 8
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.half = half_bytes(problem)
+        self.sizes = sizes(problem, Transport.COPY_ENGINE_PULL)
         p, bf16 = problem, torch.bfloat16
         bytes_in = 2 * (p.m * p.k + p.n * p.k)
         self.copies = max(2, min(8, -(-300_000_000 // bytes_in)))
@@ -59,14 +59,16 @@ class Bench:
         self.d = torch.empty(p.m, p.n, device="cuda", dtype=bf16)
         self.out = torch.empty(p.m_local, p.n, device="cuda", dtype=bf16)
         self.workspaces = [
-            torch.zeros(workspace_bytes(0, self.half), dtype=torch.uint8, device="cuda")
-            for _ in range(WORLD)
+            torch.zeros(self.sizes.total, dtype=torch.uint8, device="cuda") for _ in range(WORLD)
         ]
         for space in self.workspaces:
             words = space[: abi.DATA_OFFSET].view(torch.int32)
             words[0] = 1
             words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
-        self.group = abi.Group(world=WORLD, rank=0, half_bytes=self.half, timeout_ns=int(5e9))
+        self.group = abi.Group(
+            world=WORLD, rank=0, stage_bytes=self.sizes.stage, half_bytes=self.sizes.half,
+            timeout_ns=int(5e9),
+        )  # fmt: skip
         for peer, space in enumerate(self.workspaces):
             self.group.peers[peer] = space.data_ptr()
         torch.cuda.synchronize()

@@ -23,11 +23,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fluxgen.core.config import RunConfig
+from fluxgen.core.config import RunConfig, Transport
 from fluxgen.core.problem import Problem
 from fluxgen.runtime import abi
 from tests.dist.pool import Pool
@@ -35,6 +36,8 @@ from tests.gpu.ranks import (
     AG,
     AG_NK,
     PULL_ROWS,
+    PUSH,
+    PUSH_ROWS,
     RS,
     RS_NK,
     SM_COPY,
@@ -49,8 +52,10 @@ WORLDS = (2, 4, 8)
 BATCH, ROUNDS = 10, 12
 ROWS, N, K = 128, 512, 512
 TRANSPORTS = (
-    ("copy engine, 1 chunk", RunConfig()),
-    ("copy engine, 2 chunks", PULL_ROWS),
+    ("push, 1 chunk", replace(PUSH_ROWS, chunks=1)),
+    ("push, 2 chunks", PUSH_ROWS),
+    ("push, 3 chunks of K", PUSH),
+    ("pull, 2 chunks", PULL_ROWS),
     ("SM copy", SM_COPY),
 )
 
@@ -139,7 +144,7 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
     from fluxgen.runtime.fused import Fused
     from fluxgen.runtime.groups import state_of
-    from fluxgen.runtime.workspace import half_bytes, stage_bytes, workspace_bytes
+    from fluxgen.runtime.workspace import sizes
 
     if not dist.is_initialized():
         path = tempfile.mkdtemp(prefix="fluxgen-bench-")
@@ -151,11 +156,8 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     state = state_of(group)
     x, a, w = _tensors(world)
     problems = [Problem(s, ROWS * world, N, K, world) for s in (AG, RS)]
-    stage, half = stage_bytes(problems[0]), half_bytes(problems[1])
-    spaces = [
-        torch.zeros(workspace_bytes(stage, half), dtype=torch.uint8, device="cuda")
-        for _ in range(world)
-    ]
+    parts = sizes(problems[0], *Transport) | sizes(problems[1])
+    spaces = [torch.zeros(parts.total, dtype=torch.uint8, device="cuda") for _ in range(world)]
     for space in spaces:
         words = space[: abi.COUNTERS_OFFSET].view(torch.int32)
         words[abi.READY_OFFSET // 4 :] = 2**30  # every flag there is
@@ -170,10 +172,12 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
             raise AssertionError("nobody is waited for")
 
     workspace: Any = Workspace()
-    workspace.stage, workspace.half = stage, half
+    workspace.sizes = parts
+    workspace.gathered_at = spaces[0].data_ptr() + parts.gathered_offset
     workspace.group = abi.Group(
-        world=world, rank=0, stage_bytes=stage, half_bytes=half, timeout_ns=int(5e9)
-    )
+        world=world, rank=0, stage_bytes=parts.stage, half_bytes=parts.half,
+        gathered_bytes=parts.gathered, timeout_ns=int(5e9),
+    )  # fmt: skip
     for peer, space in enumerate(spaces):
         workspace.group.peers[peer] = space.data_ptr()
     fused = Fused(x.device, "sm90")

@@ -2,11 +2,13 @@
 
     python -m tests.bench.bench_search sweep FILE [--evaluator device] [--shapes FILE.json]
     python -m tests.bench.bench_search compare FILE
+    python -m tests.bench.bench_search overlap FILE [FILE ...]
 
 ``sweep`` times every legal configuration of every kernel that is compiled (``FLUXGEN_STORE``), each
 briefly and unchecked, and appends it to FILE as ``fluxgen tune --record`` does; what FILE has is
 not timed again. ``compare`` runs the search of ``fluxgen tune`` on those times, with more and more
-trials, and prints one JSON object: per problem, the best found over the best there is.
+trials, and prints one JSON object: per problem, the best found over the best there is. ``overlap``
+prints, as a table, how much of the communication the best trial of each problem hides.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from fluxgen.core.topology import Topology
 from fluxgen.runtime.kernels import source_of
 from fluxgen.tune import PredictEvaluator, Recorder, ReplayEvaluator, tune
 from fluxgen.tune.candidates import Candidates
+from fluxgen.tune.device.schedule import unfused_us
 from fluxgen.tune.evaluators import DEVICE_TIMEOUT_S, Evaluator
 from fluxgen.tune.worker import ProcessEvaluator
 
@@ -153,18 +156,58 @@ def compare(path: Path, target: str, link: str) -> dict[str, Any]:
     }
 
 
+def overlap(paths: Iterable[Path], target: str, link: str) -> str:
+    """A table: E = 1 - (fused - GEMM) / communication, the paper's overlap efficiency.
+
+    GEMM is the library's, timed in turn with the fused call; communication the bytes at the link's
+    rate and one latency.
+    """
+    trials: dict[str, list[dict[str, Any]]] = {}
+    for path in paths:
+        for key, found in read(path).items():
+            trials.setdefault(key, []).extend(found)
+    lines = [
+        "| op, n, k | m | GEMM us | link us | fused us | speedup | E | total / max | kernel, run |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for problem, found in sorted(
+        ((problem_of(key), found) for key, found in trials.items()),
+        key=lambda item: (item[0].op.value, item[0].n, item[0].k, item[0].m),
+    ):
+        topology = Topology.of(target, link, problem.tp)
+        best = min(found, key=lambda t: t["time_us"] / t["baseline_us"])
+        fused, moved = best["time_us"], unfused_us(problem, topology)
+        gemm = best["baseline_us"] - moved
+        kernel, run = KernelConfig.from_dict(best["kernel"]), RunConfig.from_dict(best["run"])
+        groups = "-".join(map(str, run.groups))
+        how = f"{groups}, panel {run.panel}, {run.chunk_axis.value}{run.chunks}, span {run.span}"
+        lines.append(
+            f"| {problem.op.value} {problem.n}, {problem.k} | {problem.m} | {gemm:.0f} "
+            f"| {moved:.0f} | {fused:.0f} | {best['baseline_us'] / fused:.2f} "
+            f"| {1 - (fused - gemm) / moved:.2f} | {fused / max(gemm, moved):.2f} "
+            f"| {kernel.name}: {how}, {run.transport.value} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("sweep", "compare"))
-    parser.add_argument("file", type=Path)
+    parser.add_argument("what", choices=("sweep", "compare", "overlap"))
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--shapes", type=Path, help="JSON: a list of [op, m, n, k]")
     parser.add_argument("--target", default="h200")
     parser.add_argument("--link", default="nvlink")
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--evaluator", choices=("predict", "device"), default="device")
     args = parser.parse_args()
+    if args.what == "overlap":
+        print(overlap(args.files, args.target, args.link))
+        return 0
+    if len(args.files) > 1:
+        parser.error(f"{args.what}: expected one file; found {len(args.files)}")
+    (file,) = args.files
     if args.what == "compare":
-        print(json.dumps(compare(args.file, args.target, args.link), indent=1))
+        print(json.dumps(compare(file, args.target, args.link), indent=1))
         return 0
     shapes = json.loads(args.shapes.read_text("utf-8")) if args.shapes else SHAPES
     problems = [Problem(Signature.of(op), m, n, k, args.tp) for op, m, n, k in shapes]
@@ -179,7 +222,7 @@ def main() -> int:
                     timeout_s=DEVICE_TIMEOUT_S,
                 )
             )
-        print(json.dumps({"trials": sweep(problems, topology, evaluator, args.file)}))
+        print(json.dumps({"trials": sweep(problems, topology, evaluator, file)}))
     return 0
 
 

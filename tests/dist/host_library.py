@@ -22,6 +22,7 @@ from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi, dispatch, fused, groups, kernels, runs
 from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
 from fluxgen.runtime.symmetric import SymmetricWorkspace
+from fluxgen.runtime.workspace import Sizes
 
 KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)
 
@@ -72,7 +73,11 @@ class Support:
         c = abi.GatherCall.from_address(call)
         begin = abi.BeginArgs.from_address(c.begin)
         columns, world = begin.row_bytes // 2, begin.group.world
-        assert begin.rows * begin.row_bytes <= begin.group.stage_bytes
+        slab = begin.rows * begin.row_bytes
+        if begin.push:
+            assert slab * world <= begin.group.gathered_bytes
+        else:
+            assert slab <= begin.group.stage_bytes
         x = matrix(begin.x, begin.rows, columns, begin.row_stride_bytes // 2)
         gathered = matrix(begin.gathered, begin.rows * world, columns, columns)
         parts = [torch.empty(begin.rows, columns).bfloat16() for _ in range(world)]
@@ -82,11 +87,15 @@ class Support:
         if not begin.keep:
             gathered[mine] = float("nan")
         assert c.graphs, "no capture is going on"
-        self.calls.append("pulls" if c.pull else "sm copy")
-        if c.pull:
-            pull = abi.PullArgs.from_address(c.pull)
-            assert pull.gathered == begin.gathered
-            assert (pull.rows, pull.row_bytes) == (begin.rows, begin.row_bytes)
+        self.calls.append("pushes" if begin.push else "pulls" if c.copy else "sm copy")
+        assert bool(begin.pull) != bool(c.copy)
+        if c.copy:
+            copy = abi.CopyArgs.from_address(c.copy)
+            assert bool(copy.push) == bool(begin.push)
+            assert copy.gathered == begin.gathered
+            assert (copy.rows, copy.row_bytes) == (begin.rows, begin.row_bytes)
+            if copy.push:
+                assert (copy.x, copy.row_stride_bytes) == (begin.x, begin.row_stride_bytes)
         gemms = (abi.GemmCall * c.count).from_address(c.gemms)
         for i, gemm in enumerate(gemms):
             args = abi.GemmArgs.from_address(gemm.args)
@@ -126,10 +135,11 @@ def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) ->
 
 
 class Local:
-    """A rank's own part of a workspace: only the scratch is memory."""
+    """A rank's own part of a workspace: only the scratch and the matrix are memory."""
 
-    def __init__(self, device: Any, stage: int, half: int, scratch: int) -> None:
-        self.stage, self.half = stage, half
+    def __init__(self, device: Any, sizes: Sizes, scratch: int) -> None:
+        self.sizes = sizes
+        self.matrix = torch.empty(max(16, sizes.gathered), dtype=torch.uint8)
         self.scratch = torch.empty(max(16, scratch), dtype=torch.uint8)
 
 
@@ -137,14 +147,15 @@ class Workspace:
     """A workspace of no memory."""
 
     def __init__(self, group: dist.ProcessGroup, local: Local, prefix: str, timeout_s: float):
-        self.stage, self.half, self.scratch = local.stage, local.half, local.scratch
-        self.scratch_at = local.scratch.data_ptr()
+        self.sizes, self.scratch, self.matrix = local.sizes, local.scratch, local.matrix
+        self.scratch_at, self.gathered_at = local.scratch.data_ptr(), local.matrix.data_ptr()
         self.captured, self.prefix, self.report = False, prefix, abi.Report()
         self.group = abi.Group(
             world=group.size(),
             rank=group.rank(),
-            stage_bytes=local.stage,
-            half_bytes=local.half,
+            stage_bytes=local.sizes.stage,
+            half_bytes=local.sizes.half,
+            gathered_bytes=local.sizes.gathered,
         )
 
     timed_out = SymmetricWorkspace.timed_out
@@ -153,6 +164,8 @@ class Workspace:
 def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Decision:
     """As ``dispatch.decide`` on a machine where every legal call has a record and a kernel."""
     gathers = call.op is Op.AG_GEMM
+    if call.return_gathered and transport is Transport.COPY_ENGINE_PUSH:
+        transport = Transport.COPY_ENGINE_PULL
     run = RunConfig(transport=transport if gathers else Transport.PEER_STORE)
     plain = Signature.of(call.op)
     reason, problems = "", []
@@ -192,7 +205,7 @@ def host_library(
         made.queue = fused.Queue()
         made.workspace, made._kept, made._of_runs = None, [], []
         made.generation, made.graphs_left = 0, ct.c_int64(8)
-        made.copy = made.forked = made.joined = made._ordered = 1
+        made.copies = made.flags = made.event = made._ordered = 1
         made._broken = None
         return made
 

@@ -93,11 +93,17 @@ def _kinds(groups, rank, name, transport):
 
 
 @pytest.mark.parametrize("name", ["w2", "w3", "w4", "even", "reversed"])
-@pytest.mark.parametrize("transport", [Transport.COPY_ENGINE_PULL, Transport.SM_COPY])
-def test_what_c_is_handed(ranks, name, transport):  # A07, A17, D01, D05, D11, E03, F11
-    gather = "pulls" if transport is Transport.COPY_ENGINE_PULL else "sm copy"
+@pytest.mark.parametrize(
+    ("transport", "gathers"),
+    [
+        (Transport.COPY_ENGINE_PUSH, {"pushes", "pulls"}),  # what is returned is pulled
+        (Transport.COPY_ENGINE_PULL, {"pulls"}),
+        (Transport.SM_COPY, {"sm copy"}),
+    ],
+)
+def test_what_c_is_handed(ranks, name, transport, gathers):  # A07, A17, D01, D05, D11, E03, F11
     for calls in ranks(_kinds, name, transport):
-        assert calls in (None, {gather, "scatter"})
+        assert calls in (None, {*gathers, "scatter"})
 
 
 def _gradients(groups, rank):
@@ -280,7 +286,7 @@ def _sizes_in_turn(groups, rank):
                  (x.float() @ w.float().T).bfloat16())  # fmt: skip
             same(matmul_reduce_scatter(x, w, group=group),
                  scattered([x.float() @ w.float().T] * 2, rank))  # fmt: skip
-        stage = state_of(group).fused.workspace.stage
+        stage = state_of(group).fused.workspace.sizes.stage
     return support.calls.count("scatter"), stage
 
 

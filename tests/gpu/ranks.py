@@ -25,8 +25,9 @@ from tests.gpu.conftest import KERNELS
 PP = Schedule.PINGPONG
 AG_NK, AG_KN = KernelConfig(64, 96, 64, 2, 1, PP), KernelConfig(128, 128, 64, 1, 1, PP)
 RS_NK, RS_KN = KernelConfig(64, 96, 64, 2, 1, PP), KernelConfig(128, 128, 64, 1, 1, PP)
-PULL = RunConfig(chunks=2, chunk_axis=ChunkAxis.K)
+PULL = RunConfig(chunks=3, chunk_axis=ChunkAxis.K)
 PULL_ROWS = RunConfig(chunks=2)
+PUSH, PUSH_ROWS = (replace(run, transport=Transport.COPY_ENGINE_PUSH) for run in (PULL, PULL_ROWS))
 SM_COPY = RunConfig(transport=Transport.SM_COPY)
 STORE = RunConfig(transport=Transport.PEER_STORE)
 
@@ -54,13 +55,16 @@ def shapes(tp: int) -> list[Record]:
     out = []
     for rows, n, k in SIZES:
         m = rows * tp
-        pull = PULL if k >= 256 else PULL_ROWS if rows > 64 else RunConfig()
-        run = SM_COPY if rows < 64 else pull
+        by_k, by_rows = (PULL, PULL_ROWS) if rows % 2 else (PUSH, PUSH_ROWS)
+        copies = by_k if k >= 256 else by_rows if rows > 64 else RunConfig()
+        run = SM_COPY if rows < 64 else copies
         out.append(record(Problem(AG, m, n, k, tp), AG_NK, run))
         out.append(record(Problem(RS, m, n, k, tp), RS_NK, STORE))
         if rows > 64:
             # The backward of both ops multiplies with the transposed weight.
-            out.append(record(Problem(AG_T, m, k, n, tp), AG_KN, RunConfig()))
+            whole = replace(PUSH_ROWS, chunks=1)
+            run = PUSH_ROWS if rows > AG_KN.tile_m else whole
+            out.append(record(Problem(AG_T, m, k, n, tp), AG_KN, run))
             out.append(record(Problem(RS_T, m, k, n, tp), RS_KN, STORE))
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -17,10 +18,12 @@ from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import CommTimeout, KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
+from fluxgen.runtime.workspace import Sizes  # noqa: E402
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
 
 KERNELS = compiled_kernels()
 SUPPORT = load_support
+PUSH, PULL = Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL
 
 
 def integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -72,10 +75,9 @@ def expected(problem: Problem, left, weights):
 
 
 def run_config(
-    problem: Problem, groups=(), panel=0, axis="m", chunks=1, span=1, sm_copy=False
+    problem: Problem, groups=(), panel=0, axis="m", chunks=1, span=1, by=PUSH
 ) -> RunConfig:
-    pulls = Transport.SM_COPY if sm_copy else Transport.COPY_ENGINE_PULL
-    transport = pulls if problem.op is Op.AG_GEMM else Transport.PEER_STORE
+    transport = by if problem.op is Op.AG_GEMM else Transport.PEER_STORE
     return RunConfig(tuple(groups), panel, ChunkAxis(axis), chunks, 0, transport, span)
 
 
@@ -121,7 +123,8 @@ def test_exact_for_every_world(name: str, world: int) -> None:
         run = run_config(problem, groups, rng.choice([0, 1, 2, 5]), axis, rng.choice([1, 2, 4]))
         check(group, kernel, problem, run)
         if problem.op is Op.AG_GEMM:
-            check(group, kernel, problem, run_config(problem, groups, sm_copy=True))
+            check(group, kernel, problem, replace(run, transport=PULL))
+            check(group, kernel, problem, run_config(problem, groups, by=Transport.SM_COPY))
         if problem.op is Op.AG_GEMM and world > 1:
             span = rng.choice([s for s in range(2, world + 1) if world % s == 0])
             groups = rng.choice([(), (span,) * (world // span)])
@@ -238,7 +241,7 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
             group.run(
                 kernel,
                 problem,
-                run_config(problem, sm_copy=repeat >= rounds // 2),
+                run_config(problem, by=(PUSH, PULL, Transport.SM_COPY)[3 * repeat // rounds]),
                 left,
                 weights,
                 out,
@@ -265,7 +268,7 @@ def test_thousand_calls() -> None:
         data = [operands(problems[i % 2]) for i in range(10)]
         torch.cuda.synchronize()
         for i, (left, weights, out) in enumerate(data):
-            run = run_config(problems[i % 2], sm_copy=i % 3 == 0)
+            run = run_config(problems[i % 2], by=(Transport.SM_COPY, PUSH, PULL)[i % 3])
             group.run(pair[i % 2], problems[i % 2], run, left, weights, out)
         group.synchronize()
         for i, (left, weights, out) in enumerate(data):
@@ -301,7 +304,7 @@ def test_what_tma_cannot_do_is_refused_before_launch(n: int, k: int, word: str) 
     """A05, A09, A11: the full constraint with the values, on the host."""
     kernel = load_kernel(sorted(KERNELS)[0])
     problem = Problem(kernel.signature, 128, n, k, 1)
-    group = LocalGroup(1, SUPPORT(), 1 << 20, 1 << 20)
+    group = LocalGroup(1, SUPPORT(), Sizes(1 << 20, 1 << 20))
     args = group._gemm_args(0, problem, kernel.kernel, run_config(problem))
     _left, weights, _out = operands(problem)
     args.a = args.b = args.d = weights[0].data_ptr()

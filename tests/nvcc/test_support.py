@@ -34,6 +34,7 @@ def support(tmp_path_factory):
 def group(**changes):
     v = {"world": 4, "rank": 1, "stage": 1 << 20, "half": 1 << 20, "peer": ADDRESS, **changes}
     made = abi.Group(world=v["world"], rank=v["rank"], stage_bytes=v["stage"], half_bytes=v["half"])
+    made.gathered_bytes = 4 << 20
     for peer in range(4):
         made.peers[peer] = v["peer"]
     return made
@@ -46,7 +47,11 @@ def begin(**changes):
 
 def pull(**changes):
     v = {"gathered": ADDRESS, "rows": 8, "row_bytes": 256, "chunk_size": 0, "chunk_axis": 0}
-    return abi.PullArgs(**{"group": group(), **v, **changes})
+    return abi.CopyArgs(**{"group": group(), **v, **changes})
+
+
+def push(**changes):
+    return pull(**{"gathered": 0, "x": ADDRESS, "row_stride_bytes": 256, "push": 1, **changes})
 
 
 def reduce(**changes):
@@ -63,15 +68,22 @@ def reduce(**changes):
         (begin(row_stride_bytes=128), "x:"),
         (begin(gathered=0, keep=1), "gathered:"),
         (begin(gathered=0, pull=1), "gathered:"),
-        (begin(rows=1 << 20), "does not fit the stage"),
+        (begin(rows=1 << 20), "do not fit the workspace"),
+        (begin(rows=1 << 13, push=1), "do not fit the workspace"),
+        (begin(pull=1, push=1), "at most one"),
         (begin(group=group(world=17)), "world <= 16"),
         (begin(group=group(rank=4)), "rank < world"),
         (begin(group=group(peer=0)), "address is null"),
         (pull(gathered=8), "gathered:"),
-        (pull(chunk_size=-1), "gathered:"),
-        (pull(rows=1 << 20), "at most 16 chunks of a slab that fits"),
+        (pull(chunk_size=-1), "multiple of 16"),
+        (pull(cut=5), "at most world"),
+        (pull(rows=1 << 20), "at most 16 chunks of slabs that fit"),
+        (push(rows=1 << 13), "at most 16 chunks of slabs that fit"),
+        (push(x=0), "x:"),
+        (push(row_stride_bytes=248), "x:"),
+        (push(row_stride_bytes=128), "x:"),
         (pull(rows=64, chunk_size=1), "at most 16 chunks"),
-        (pull(chunk_axis=1, chunk_size=8), "at most 16 chunks"),
+        (pull(chunk_axis=1, row_bytes=1 << 17, rows=1, chunk_size=2), "at most 16 chunks"),
         (reduce(n=60), "d:"),
         (reduce(d=ADDRESS + 2), "d:"),
         (reduce(bias=ADDRESS + 2), "bias:"),
@@ -83,7 +95,7 @@ def reduce(**changes):
 def test_what_it_cannot_take_is_refused_on_the_host(support, args, words):  # C07, D05, I03
     calls = {
         abi.BeginArgs: lambda: support.begin(args, 0),
-        abi.PullArgs: lambda: support.pull(args, 0, 0, 0),
+        abi.CopyArgs: lambda: support.copy(args, 0, 0, 0, 0),
         abi.ReduceArgs: lambda: support.reduce(args, 0),
     }
     with pytest.raises(KernelError, match=words):
@@ -95,8 +107,8 @@ def test_whole_calls_pass_on_what_their_parts_refuse(support):
     call = abi.GatherCall(begin=ct.addressof(parts[0]))
     with pytest.raises(KernelError, match="x:"):
         support.gather(ct.addressof(call), 0, ErrorText())
-    call.pull = ct.addressof(parts[1])
-    with pytest.raises(KernelError, match="gathered:"):  # before anything is queued
+    call.copy = ct.addressof(parts[1])
+    with pytest.raises(KernelError, match="multiple of 16"):  # before anything is queued
         support.gather(ct.addressof(call), 0, ErrorText())
     launched = []
 

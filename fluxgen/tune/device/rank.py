@@ -22,7 +22,7 @@ from fluxgen.runtime.arguments import gemm_args, row_stride
 from fluxgen.runtime.emulated_link import Departure, EmulatedLink
 from fluxgen.runtime.fused import TRANSPORT_SMS
 from fluxgen.runtime.loader import CallGraphs, ErrorText, FusedKernel, SupportKernels
-from fluxgen.runtime.workspace import chunk_size, half_bytes, stage_bytes, workspace_bytes
+from fluxgen.runtime.workspace import chunk_size, sizes
 from fluxgen.tune.device import schedule
 
 ALWAYS = 0x40000000
@@ -54,16 +54,16 @@ class OneRank:
         device = torch.device("cuda", torch.cuda.current_device())
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._dtype = getattr(torch, problem.signature.dtype.torch_name)
-        stage, half = stage_bytes(problem), half_bytes(problem)
-        size = workspace_bytes(stage, half)
-        self.mine = torch.zeros(size, dtype=torch.uint8, device=device)
+        parts = sizes(problem, *Transport)
+        self.mine = torch.zeros(parts.total, dtype=torch.uint8, device=device)
         self.peers: list[torch.Tensor] = []  # of an ag_gemm all are the link's control block
         if problem.op is Op.GEMM_RS:
             self.peers = [torch.zeros_like(self.mine) for _ in range(1, problem.tp)]
         self.report = torch.zeros(8, dtype=torch.int32, pin_memory=True)
         self.group = abi.Group(
-            world=problem.tp, rank=0, stage_bytes=stage, half_bytes=half,
-            timeout_ns=int(timeout_s * 1e9), report=self.report.data_ptr(),
+            world=problem.tp, rank=0, stage_bytes=parts.stage, half_bytes=parts.half,
+            gathered_bytes=parts.gathered, timeout_ns=int(timeout_s * 1e9),
+            report=self.report.data_ptr(),
         )  # fmt: skip
         self.group.peers[0] = self.mine.data_ptr()
         for peer in range(1, problem.tp):
@@ -114,7 +114,7 @@ class OneRank:
         args.a, args.a_row_stride = a.data_ptr(), a.stride(0)
         args.b, args.b_row_stride = b.data_ptr(), row_stride(b)
         args.sms = run.sms or self.sms
-        if run.transport is Transport.COPY_ENGINE_PULL:
+        if run.transport.copies:
             args.sms = min(args.sms, self.sms - TRANSPORT_SMS)
         return args
 
@@ -130,6 +130,7 @@ class OneRank:
         begin = abi.BeginArgs(
             group=self.group, x=x.data_ptr(), rows=problem.m_local, row_bytes=row_bytes,
             row_stride_bytes=row_bytes, gathered=x.data_ptr(), keep=run.span > 1,
+            pull=False, push=run.transport is Transport.COPY_ENGINE_PUSH,
         )  # fmt: skip
         args.own, args.own_row_stride = x.data_ptr(), problem.k
         base = self.mine.data_ptr()

@@ -7,12 +7,13 @@ the link's rate and ``COPY_US`` for itself. Stores of a gemm_rs are a queue of c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Problem, ceil_div
+from fluxgen.core.problem import Problem
 from fluxgen.core.topology import Topology
 from fluxgen.predict.constants import COPY_US
-from fluxgen.predict.link import pull_order, store_rate, transfer_us
+from fluxgen.predict.link import copy_order, store_rate, transfer_us
 from fluxgen.runtime.workspace import chunk_size
 
 
@@ -27,10 +28,14 @@ class ChunkTime:
 
 def chunk_sizes(problem: Problem, kernel: KernelConfig, run: RunConfig) -> list[float]:
     """Share of the slab that each of its chunks is, in order; they sum to 1."""
-    extent = problem.k if run.chunk_axis is ChunkAxis.K else problem.m_local
+    by_k = run.chunk_axis is ChunkAxis.K
+    extent = problem.k if by_k else problem.m_local
     size = chunk_size(problem, kernel, run) or extent
-    count = ceil_div(extent, size)
-    return [min(size, extent - i * size) / extent for i in range(count)]
+    ends = [size]
+    while ends[-1] < extent:
+        ends.append(2 * ends[-1] if by_k else ends[-1] + size)
+    ends[-1] = extent
+    return [(end - begin) / extent for begin, end in pairwise([0, *ends])]
 
 
 def arrivals(
@@ -42,13 +47,14 @@ def arrivals(
     """
     slab = problem.m_local * problem.k * problem.signature.dtype.bytes
     shares = chunk_sizes(problem, kernel, run)
-    order = pull_order(len(shares), run.chunk_axis, problem.tp)
+    order = copy_order(run, len(shares), problem.tp)
     if run.transport is Transport.SM_COPY:
         whole = transfer_us(problem.comm_bytes, topology)
-        return [ChunkTime(visit, chunk, whole) for visit, chunk in order]
+        return [ChunkTime(visit, chunk, whole) for visit, chunk, _ in order]
     now, out = 0.0, []
-    for visit, chunk in order:
-        now += transfer_us(slab * shares[chunk], topology) + COPY_US
+    for visit, chunk, is_slab in order:
+        share = 1.0 if is_slab else shares[chunk]
+        now += transfer_us(slab * share, topology) + COPY_US
         out.append(ChunkTime(visit, chunk, now))
     return out
 

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 4
+#define FLUXGEN_ABI_VERSION 5
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
 
@@ -45,6 +45,7 @@ typedef struct fluxgen_group {
   int32_t rank;                       // 0..world-1
   int64_t stage_bytes;                // bytes of a workspace's stage: one slab of ag_gemm
   int64_t half_bytes;                 // bytes of one of the two halves of its inbox (gemm_rs)
+  int64_t gathered_bytes;             // bytes of its matrix that peers push into (ag_gemm)
   void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
   uint64_t timeout_ns;                // deadline of each device-side wait
   fluxgen_report* report;             // host-mapped, or device memory; may be null
@@ -70,13 +71,13 @@ typedef struct fluxgen_gemm_args {
   int32_t group_count;   // arrival groups; 0: all ranks in one
   int32_t groups[FLUXGEN_MAX_WORLD];
   int32_t panel;         // clusters along n in one panel; 0: all
-  int64_t chunk_size;    // rows (M) or elements (K) of one chunk; 0: the whole slab
+  int64_t chunk_size;    // rows (M) of a chunk; elements of K of the first; 0: the whole slab
   int32_t sms;           // SMs to use; 0: all
   int32_t span;          // adjacent ranks whose slabs are tiled as one; 0: 1
   const void* own;       // ag_gemm: this rank's slab (rows, k), read where it is; null: out of a
   int64_t own_row_stride;
   int32_t ends_call;     // ag_gemm: 1 for the last GEMM of a call
-  uint32_t reserved;
+  int32_t cut;           // K chunks: so many slabs, from this rank's on, come in chunks; 0: all
 } fluxgen_gemm_args;
 
 // The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
@@ -99,6 +100,7 @@ typedef struct fluxgen_reduce_args {
 
 // The start of ag_gemm: copy the caller's slab into the stage and, with `keep`, to its place in the
 // gathered matrix, then tell every peer. With `pull`, the same kernel also copies the peers' slabs.
+// With `push` nothing is staged: peers are told that the gathered matrix is theirs to fill.
 typedef struct fluxgen_begin_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_begin_args)
@@ -111,21 +113,26 @@ typedef struct fluxgen_begin_args {
   int32_t blocks;        // thread blocks; 0: as many as fit well. With `pull` all must be resident
   int32_t pull;          // 1: the SM-copy transport
   int32_t keep;          // 1: the gathered matrix needs the own slab: the GEMM or the caller reads it
-  uint32_t reserved;
+  int32_t push;          // 1: the copies go out of x
 } fluxgen_begin_args;
 
-// The copy-engine transport of ag_gemm: pull every peer's slab out of its stage, chunk by chunk.
-typedef struct fluxgen_pull_args {
+// The copy-engine transport of ag_gemm, chunk by chunk: pull every peer's slab out of its stage, or
+// push x into every peer's gathered matrix, which then is the one in its workspace.
+typedef struct fluxgen_copy_args {
   uint32_t abi_version;
-  uint32_t struct_size;  // sizeof(fluxgen_pull_args)
+  uint32_t struct_size;  // sizeof(fluxgen_copy_args)
   fluxgen_group group;
-  void* gathered;        // as in fluxgen_begin_args
+  void* gathered;        // pull: as in fluxgen_begin_args
+  const void* x;         // push: as in fluxgen_begin_args
+  int64_t row_stride_bytes;
   int64_t rows;
   int64_t row_bytes;
-  int64_t chunk_size;    // rows (M) or bytes of a row (K) of one chunk; 0: the whole slab
+  int64_t chunk_size;    // rows (M) of a chunk; bytes of a row (K) of the first; 0: the whole slab
   int32_t chunk_axis;    // enum fluxgen_chunk_axis
+  int32_t cut;           // as in fluxgen_gemm_args
+  int32_t push;          // 1: push
   uint32_t reserved;
-} fluxgen_pull_args;
+} fluxgen_copy_args;
 
 // What a library holds, for the loader to compare with the manifest.
 typedef struct fluxgen_kernel_info {

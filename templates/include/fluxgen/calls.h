@@ -22,8 +22,9 @@ typedef struct fluxgen_gemm_call {
 
 // A whole ag_gemm in one call: begin, the transport, a GEMM for each weight, the join.
 //
-//   stream  --forked--> begin ==> GEMM, GEMM, ... --joined-->
-//   copy          `---> copies -----------------------'
+//   stream  -----> begin ==> GEMM, GEMM, ... ------>
+//   copies    `-*-------*--> copy, copy, ... -----'     pulls from the first *, pushes from the second
+//   flags                      `-----`---> flags -'
 //
 // The first GEMM starts once all blocks of `begin` have (a programmatic launch), or, where `begin`
 // pulls, as they end. All three wait for each other's flags and words only.
@@ -31,12 +32,12 @@ typedef struct fluxgen_gather_call {
   uint32_t abi_version;
   uint32_t struct_size;         // sizeof(fluxgen_gather_call)
   fluxgen_begin_args const* begin;
-  fluxgen_pull_args const* pull;     // null: begin pulls by itself, or nobody does
+  fluxgen_copy_args const* copy;     // null: begin pulls by itself, or nobody copies
   fluxgen_gemm_call const* gemms;
   int64_t count;
-  void* copy;                   // the copies' stream
-  void* forked;                 // events for the fork and the join
-  void* joined;
+  void* copies;                 // the copies' stream
+  void* flags;                  // and that of their flags
+  void* event;                  // that orders streams
   void* graphs;                 // of fluxgen_graphs, for this call alone; null: launch by launch
 } fluxgen_gather_call;
 

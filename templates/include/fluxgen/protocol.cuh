@@ -2,16 +2,17 @@
 //
 // A workspace, one per rank, the same layout on all:
 //
-//      0      control   epoch, aborted, tickets, staged, multiplied
+//      0      control   epoch, aborted, tickets, begun, multiplied, staged
 //      256    ready     [source]         source's slab is in its stage   (the source writes)
 //      384    pulled    [peer]           peer has copied my stage        (the peer writes)
 //      512    arrived   [source][chunk]  stored into my inbox            (the source writes)
-//      1536   gathered  [source][chunk]  copied into my gathered matrix  (my copies write)
+//      1536   gathered  [source][chunk]  copied into my gathered matrix  (my copies, or the source's)
 //      2560   counters  [owner][chunk]   finished tiles of what I send   (my kernels write)
 //      4096   stage     [row][column]    my slab of ag_gemm, for the peers to pull
 //      ...    inbox     [half][source][row][column] of gemm_rs, half = epoch % 2
+//      ...    matrix    [row][column]    the gathered A of ag_gemm, where peers push
 //
-// Every flag has one writer (with arrived and gathered in one block, a late copy of one call would
+// Every flag has one writer at a time (with arrived and gathered in one block, a late copy of one call would
 // overwrite a peer's flag of the next) and carries the epoch of the call that raised it; epochs
 // only grow and are compared modulo 2^32, so nothing is ever reset.
 //
@@ -30,6 +31,12 @@
 // the last one. That costs no overlap: the peers' pulls came early in a call that this rank has
 // finished since. The gathered matrix is this rank's alone, ordered by its streams.
 //
+// Where slabs are pushed, the copies read x where it lies and nothing is staged. `ready` then says
+// that my matrix may be written: in stream order, all my calls that read it have ended. The source
+// raises `gathered` on me, which is its alone in this call: my own copies of earlier calls have
+// ended too. A rank that gives up copies nevertheless (a copy engine asks nobody): what it may have
+// written over belongs to a call that has not ended, and that ends with a report of the mark.
+//
 // Compiled for the host too: the same functions, over the compiler's atomics, are run by threads
 // in the tests.
 #ifndef FLUXGEN_PROTOCOL_CUH_
@@ -46,9 +53,10 @@ constexpr int64_t kEpochOffset = 0;
 constexpr int64_t kAbortedOffset = 4;
 constexpr int64_t kTicketOffset = 8;
 constexpr int64_t kPullTicketOffset = 12;
-constexpr int64_t kStagedOffset = 16;      // the epoch of the last ag_gemm that began
+constexpr int64_t kBegunOffset = 16;       // the epoch of the last ag_gemm that began
 constexpr int64_t kMultipliedOffset = 20;  // of the last one whose GEMMs have ended
 constexpr int64_t kGemmTicketOffset = 24;
+constexpr int64_t kStagedOffset = 28;      // of the last one whose slab is in the stage
 constexpr int64_t kReadyOffset = 256;
 constexpr int64_t kPulledOffset = 384;
 constexpr int64_t kFlagBlockBytes = FLUXGEN_MAX_WORLD * FLUXGEN_MAX_CHUNKS * 4;
@@ -87,6 +95,28 @@ FLUXGEN_HOST_DEVICE char* inbox_slab(fluxgen_group const& group, int32_t owner, 
                                      int32_t source, int64_t slab_bytes) {
   return stage(group, owner) + group.stage_bytes + int64_t(epoch & 1u) * group.half_bytes +
          source * slab_bytes;
+}
+
+// The matrix of `rank` that its peers push slabs into.
+FLUXGEN_HOST_DEVICE char* pushed_matrix(fluxgen_group const& group, int32_t rank) {
+  return stage(group, rank) + group.stage_bytes + 2 * group.half_bytes;
+}
+
+// A chunk of K: the first is `unit` long, each further one as long as all before it. Short chunks
+// let the first tiles start, few of them keep the copies large.
+FLUXGEN_HOST_DEVICE int64_t k_chunk_begin(int64_t unit, int32_t chunk) {
+  return chunk == 0 ? 0 : unit << (chunk - 1);
+}
+FLUXGEN_HOST_DEVICE int64_t k_chunk_end(int64_t unit, int32_t chunk, int64_t extent) {
+  int64_t const end = unit << chunk;
+  return end < extent ? end : extent;
+}
+FLUXGEN_HOST_DEVICE int32_t k_chunk_count(int64_t unit, int64_t extent) {
+  int32_t count = 1;
+  while (count <= FLUXGEN_MAX_CHUNKS && unit << (count - 1) < extent) {
+    ++count;
+  }
+  return count;
 }
 
 // Whether a flag that shows `seen` has reached `expected`: a comparison modulo 2^32.
@@ -244,24 +274,25 @@ FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch, fluxge
 }
 
 // The epoch of the ag_gemm in progress, for its GEMMs. They run beside the kernel that begins the
-// call and advances the epoch at its end: until `staged` has left `multiplied` behind, which nobody
+// call and advances the epoch at its end: until `begun` has left `multiplied` behind, which nobody
 // changes as long as they run, it is not known. Waits for that.
 FLUXGEN_HOST_DEVICE uint32_t gather_epoch(fluxgen_group const& group) {
   void* mine = group.peers[group.rank];
-  uint32_t const* staged = workspace_word(mine, kStagedOffset);
+  uint32_t const* begun = workspace_word(mine, kBegunOffset);
   uint32_t const done = load_relaxed(workspace_word(mine, kMultipliedOffset));
-  wait_epoch(staged, done + 1u, group, FLUXGEN_AG_GEMM, group.rank, 0);
-  return load_acquire_system(staged);
+  wait_epoch(begun, done + 1u, group, FLUXGEN_AG_GEMM, group.rank, 0);
+  return load_acquire_system(begun);
 }
 
-// Every block of a call's last GEMM, when it has waited for all that it needs: the last one says
-// that the call's GEMMs have ended. `epoch` is that of the call.
+// Every block of a call's last GEMM, when all that it loads has been loaded: the last one says that
+// the call's GEMMs have ended, and if a peer has given up. `epoch` is that of the call.
 FLUXGEN_HOST_DEVICE void end_gather(fluxgen_group const& group, uint32_t epoch, uint32_t blocks) {
   void* mine = group.peers[group.rank];
   uint32_t* ticket = workspace_word(mine, kGemmTicketOffset);
   if (add_acquire_release(ticket, 1u) == blocks - 1u) {
     store_relaxed(ticket, 0u);
     store_relaxed(workspace_word(mine, kMultipliedOffset), epoch);
+    report_abort(group, FLUXGEN_AG_GEMM, epoch);
   }
 }
 

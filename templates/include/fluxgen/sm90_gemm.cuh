@@ -224,9 +224,18 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
                 "chunk_size=%lld: expected a multiple of %lld on an axis this op has",
                 args.chunk_size, unit);
   }
-  if (args.chunk_size && (extent + args.chunk_size - 1) / args.chunk_size > FLUXGEN_MAX_CHUNKS) {
+  int64_t const chunks =
+      args.chunk_size == 0 ? 1
+      : args.chunk_axis == FLUXGEN_CHUNK_K ? k_chunk_count(args.chunk_size, extent)
+                                           : (extent + args.chunk_size - 1) / args.chunk_size;
+  if (chunks > FLUXGEN_MAX_CHUNKS) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "chunk_size=%lld cuts %lld into more than 16 chunks", args.chunk_size, extent);
+  }
+  if (args.cut < 0 || args.cut > args.group.world) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "cut=%lld: expected at most world=%lld slabs that come in chunks", args.cut,
+                args.group.world);
   }
   if (args.span < 0 || (args.span > 1 && args.group.world % args.span)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
@@ -335,6 +344,7 @@ int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* messa
     arguments.mainloop.wait.chunk_k_tiles =
         !along_k ? 0 : (chunk == 0 ? (k + Config::kTileK - 1) / Config::kTileK
                                    : chunk / Config::kTileK);
+    arguments.mainloop.wait.cut = args.cut > 0 ? args.cut : args.group.world;
     arguments.epilogue.ptr_D = static_cast<Element*>(args.d);
     cute::get<0>(arguments.epilogue.dD) = args.d_row_stride;
     cute::get<2>(arguments.epilogue.dD) = args.rows * span * args.d_row_stride;

@@ -6,6 +6,7 @@
 //
 // M chunks: the tile's rows decide which chunks it waits for, once, before its first load.
 // K chunks: the load runs in pieces, one per chunk, and waits before each: every tile starts early.
+// Only the first `cut` slabs need come so; of the later ones every piece waits for the whole slab.
 //
 // The gathered A is one (m, k) matrix, so one TMA descriptor reaches all of it. A tile of the last
 // rows of a slab reads on into the next slab, which may not have arrived: those rows are never
@@ -25,7 +26,8 @@ struct WaitArguments {
   int32_t span = 1;            // sources tiled as one slab
   int32_t k = 0;
   int32_t chunk_rows = 0;      // M axis; as large as rows for one chunk
-  int32_t chunk_k_tiles = 0;   // K axis: tiles of K in one chunk; 0 on the M axis
+  int32_t chunk_k_tiles = 0;   // K axis: tiles of K in the first chunk; 0 on the M axis
+  int32_t cut = 0;             // K axis: slabs that come in chunks, from this rank's on
   void const* own = nullptr;   // this rank's slab; null: it is waited for like the others
   int64_t own_row_stride = 0;
   int32_t ends_call = 0;
@@ -105,7 +107,9 @@ struct WaitMainloop : Base {
     }
     for (int chunk = 0; k_tile_count > 0; ++chunk) {
       wait_columns(wait, int(slab) * wait.span, row, end, chunk, epoch, lane);
-      int const piece = cute::min(k_tile_count, wait.chunk_k_tiles);
+      int const next = int(k_chunk_end(wait.chunk_k_tiles, chunk, INT32_MAX) -
+                           k_chunk_begin(wait.chunk_k_tiles, chunk));
+      int const piece = cute::min(k_tile_count, next);
       Base::load(params, pipeline, state, from_slab, in_slab, k_tile, piece, lane,
                  block_rank_in_cluster, storage);
       state.advance(piece);
@@ -157,7 +161,9 @@ struct WaitMainloop : Base {
     if (row < end) {
       int const last = (end - 1) / wait.rows;
       for (int source = row / wait.rows + lane; source <= last; source += 32) {
-        wait_flag(wait, first_source + source, chunk, epoch);
+        int const rank = first_source + source;
+        int const visit = (rank < wait.group.rank ? wait.group.world : 0) + rank - wait.group.rank;
+        wait_flag(wait, rank, visit < wait.cut ? chunk : 0, epoch);
       }
     }
     order_loads();

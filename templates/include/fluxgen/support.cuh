@@ -38,7 +38,7 @@ struct ReadyCall {
   uint64_t operands = 0;  // a hash of where they are
   fluxgen_begin_args begin{};
   fluxgen_reduce_args reduce{};
-  fluxgen_pull_args pull{};
+  fluxgen_copy_args copy{};
   std::vector<fluxgen_gemm_args> gemms;
 
   ReadyCall() = default;
@@ -144,45 +144,52 @@ inline int queue_gemm(fluxgen_gemm_call const& gemm, cudaStream_t stream, CallGr
   return cuda_status(last_node(stream, &into->gemms.back()), "capture", message, size);
 }
 
-// Queue a call launch by launch, the copies on `copy`; where `into` is given, that is a capture.
-inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, cudaStream_t copy,
+// Queue a call launch by launch; where `into` is given, that is a capture.
+inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStreams const& streams,
                  CallGraph* into, char* message, int64_t size) {
   int chunks = 0;
-  if (call.pull != nullptr) {  // before a peer is told anything
-    if (int const status = check_pull(*call.pull, &chunks, message, size)) {
+  if (call.copy != nullptr) {  // before a peer is told anything
+    if (int const status = check_copies(*call.copy, &chunks, message, size)) {
       return status;
     }
   }
-  bool const forks = call.pull != nullptr;
-  int status = forks ? order(stream, copy, static_cast<cudaEvent_t>(call.forked), message, size)
-                     : FLUXGEN_OK;
+  auto const fork = [&] { return order(stream, streams.copies, streams.event, message, size); };
+  bool const pulls = call.copy != nullptr && !call.copy->push;
+  bool const pushes = call.copy != nullptr && call.copy->push;
+  int status = pulls ? fork() : FLUXGEN_OK;
   bool began = false;
   if (status == FLUXGEN_OK) {
     status = queue_kernel(*call.begin, stream, false, into != nullptr ? &into->begin : nullptr,
                           message, size);
     began = status == FLUXGEN_OK;
   }
-  if (began && forks) {
+  if (began && pushes) {
+    status = fork();
+  }
+  bool const forked = pulls || (began && pushes);
+  if (began && forked && status == FLUXGEN_OK) {
     auto const note = [&] {
       if (into == nullptr) {
         return cudaSuccess;
       }
       into->copies.push_back(nullptr);
-      return last_node(copy, &into->copies.back());
+      return last_node(streams.copies, &into->copies.back());
     };
-    status = cuda_status(queue_pulls(*call.pull, chunks, copy, note), "pull", message, size);
-    if (into != nullptr && !into->copies.empty()) {
-      into->fixed_copies = pull_copy(*call.pull, chunks, 0).rows != 1;
+    status = cuda_status(queue_copies(*call.copy, chunks, streams, note), "copies", message, size);
+    for (int i = 0; into != nullptr && i < int(into->copies.size()); ++i) {
+      into->fixed_copies = into->fixed_copies || slab_copy(*call.copy, chunks, i).rows != 1;
     }
   }
   for (int64_t i = 0; i < call.count && status == FLUXGEN_OK; ++i) {
     status = queue_gemm(call.gemms[i], stream, into, message, size);
   }
   bool const failed = status != FLUXGEN_OK;
-  if (forks) {  // also after an error: the copies write into what the caller frees next
-    int const joined = order(copy, stream, static_cast<cudaEvent_t>(call.joined),
-                             failed ? nullptr : message, size);
-    status = failed ? status : joined;
+  if (forked) {  // also after an error: the copies write into what the caller frees next
+    for (cudaStream_t side : {streams.copies, streams.flags}) {
+      int const joined =
+          order(side, stream, streams.event, status == FLUXGEN_OK ? message : nullptr, size);
+      status = status == FLUXGEN_OK ? joined : status;
+    }
   }
   if (began && (failed || call.count == 0)) {
     settle_kernel<<<1, 1, 0, stream>>>(call.begin->group);
@@ -190,7 +197,7 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, cudaStrea
   return status;
 }
 
-inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, cudaStream_t,
+inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CopyStreams const&,
                  CallGraph* into, char* message, int64_t size) {
   int const status = queue_gemm(call.gemm, stream, into, message, size);
   return status == FLUXGEN_OK
@@ -199,10 +206,11 @@ inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, cudaStre
              : status;
 }
 
-inline cudaStream_t copies_of(fluxgen_gather_call const& call) {
-  return static_cast<cudaStream_t>(call.copy);
+inline CopyStreams streams_of(fluxgen_gather_call const& call) {
+  return {static_cast<cudaStream_t>(call.copies), static_cast<cudaStream_t>(call.flags),
+          static_cast<cudaEvent_t>(call.event)};
 }
-inline cudaStream_t copies_of(fluxgen_scatter_call const&) { return nullptr; }
+inline CopyStreams streams_of(fluxgen_scatter_call const&) { return {}; }
 
 template <class Args>
 bool same(Args const& a, Args const& b) {
@@ -218,7 +226,7 @@ inline bool same_gemms(ReadyCall const& ready, fluxgen_gemm_call const* gemms) {
 }
 inline bool serves(ReadyCall const& ready, fluxgen_gather_call const& call) {
   return same(ready.begin, *call.begin) && same_gemms(ready, call.gemms) &&
-         (call.pull == nullptr || same(ready.pull, *call.pull));
+         (call.copy == nullptr || same(ready.copy, *call.copy));
 }
 inline bool serves(ReadyCall const& ready, fluxgen_scatter_call const& call) {
   return same_gemms(ready, &call.gemm) && same(ready.reduce, *call.reduce);
@@ -262,18 +270,18 @@ inline int refresh_gemms(CallGraph const& graph, ReadyCall& ready, fluxgen_gemm_
   }
   return status;
 }
-inline int refresh_copies(CallGraph const& graph, ReadyCall& ready, fluxgen_pull_args const& args) {
-  if (same(ready.pull, args)) {
+inline int refresh_copies(CallGraph const& graph, ReadyCall& ready, fluxgen_copy_args const& args) {
+  if (same(ready.copy, args)) {
     return FLUXGEN_OK;
   }
   int chunks = 0;
-  int status = check_pull(args, &chunks, nullptr, 0);
+  int status = check_copies(args, &chunks, nullptr, 0);
   for (size_t i = 0; i < graph.copies.size() && status == FLUXGEN_OK; ++i) {
     status = cuda_status(
-        update_copy(pull_copy(args, chunks, int(i)), ready.exec, graph.copies[i]), "", nullptr, 0);
+        update_copy(slab_copy(args, chunks, int(i)), ready.exec, graph.copies[i]), "", nullptr, 0);
   }
   if (status == FLUXGEN_OK) {
-    ready.pull = args;
+    ready.copy = args;
   }
   return status;
 }
@@ -284,12 +292,12 @@ inline int place_copies(CallGraph const& graph, ReadyCall& ready, fluxgen_gather
     return FLUXGEN_OK;
   }
   int chunks = 0;
-  int status = check_pull(*call.pull, &chunks, nullptr, 0);
+  int status = check_copies(*call.copy, &chunks, nullptr, 0);
   for (size_t i = 0; i < graph.copies.size() && status == FLUXGEN_OK; ++i) {
-    status = cuda_status(update_copy(pull_copy(*call.pull, chunks, int(i)), graph.copies[i]), "",
+    status = cuda_status(update_copy(slab_copy(*call.copy, chunks, int(i)), graph.copies[i]), "",
                          nullptr, 0);
   }
-  ready.pull = *call.pull;
+  ready.copy = *call.copy;
   return status;
 }
 inline int place_copies(CallGraph const&, ReadyCall&, fluxgen_scatter_call const&) {
@@ -298,15 +306,15 @@ inline int place_copies(CallGraph const&, ReadyCall&, fluxgen_scatter_call const
 // Whether a ready graph can be given the operands of a call.
 inline bool can_refresh(CallGraph const& graph, ReadyCall const& ready,
                         fluxgen_gather_call const& call) {
-  return !graph.fixed_copies || same(ready.pull, *call.pull);
+  return !graph.fixed_copies || same(ready.copy, *call.copy);
 }
 inline bool can_refresh(CallGraph const&, ReadyCall const&, fluxgen_scatter_call const&) {
   return true;
 }
 inline int refresh(CallGraph const& graph, ReadyCall& ready, fluxgen_gather_call const& call) {
   int status = refresh_kernel(ready.exec, graph.begin, ready.begin, *call.begin);
-  if (status == FLUXGEN_OK && call.pull != nullptr) {
-    status = refresh_copies(graph, ready, *call.pull);
+  if (status == FLUXGEN_OK && call.copy != nullptr) {
+    status = refresh_copies(graph, ready, *call.copy);
   }
   return status == FLUXGEN_OK ? refresh_gemms(graph, ready, call.gemms) : status;
 }
@@ -323,8 +331,8 @@ inline void describe(ReadyCall& ready, fluxgen_gather_call const& call) {
   for (int64_t i = 0; i < call.count; ++i) {
     ready.gemms.push_back(*call.gemms[i].args);
   }
-  if (call.pull != nullptr) {
-    ready.pull = *call.pull;
+  if (call.copy != nullptr) {
+    ready.copy = *call.copy;
   }
 }
 inline void describe(ReadyCall& ready, fluxgen_scatter_call const& call) {
@@ -337,21 +345,28 @@ inline void describe(ReadyCall& ready, fluxgen_scatter_call const& call) {
 template <class Call>
 std::unique_ptr<CallGraph> capture(Call const& call) {
   auto graph = std::make_unique<CallGraph>();
-  cudaStream_t stream = nullptr, copy = nullptr;
+  cudaStream_t stream = nullptr;
+  CopyStreams side{};
   int lowest = 0, highest = 0;
   cudaDeviceGetStreamPriorityRange(&lowest, &highest);
-  bool made = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
-              cudaStreamCreateWithPriority(&copy, cudaStreamNonBlocking, highest) == cudaSuccess &&
+  auto const make = [&](cudaStream_t* to, int priority) {
+    return cudaStreamCreateWithPriority(to, cudaStreamNonBlocking, priority) == cudaSuccess;
+  };
+  bool made = make(&stream, lowest) && make(&side.copies, highest) && make(&side.flags, highest) &&
+              cudaEventCreateWithFlags(&side.event, cudaEventDisableTiming) == cudaSuccess &&
               cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
   if (made) {
-    int const status = queue(call, stream, copy, graph.get(), nullptr, 0);
+    int const status = queue(call, stream, side, graph.get(), nullptr, 0);
     cudaError_t const ended = cudaStreamEndCapture(stream, &graph->graph);
     made = status == FLUXGEN_OK && ended == cudaSuccess;
   }
-  for (cudaStream_t each : {stream, copy}) {
+  for (cudaStream_t each : {stream, side.copies, side.flags}) {
     if (each != nullptr) {
       cudaStreamDestroy(each);
     }
+  }
+  if (side.event != nullptr) {
+    cudaEventDestroy(side.event);
   }
   if (!made) {
     graph.reset();
@@ -385,7 +400,7 @@ std::unique_ptr<ReadyCall> make_ready(CallGraphs& graphs, Call const& call) {
 }
 
 // The ready graph for a call: the one with its operands; else, when they come back, one more; else
-// the first, which is given them, if it can be. Null: queue the call launch by launch, also after an
+// the first that can be given them. Null: queue the call launch by launch, also after an
 // error, since the peers do not know of it.
 template <class Call>
 ReadyCall* ready_for(CallGraphs& graphs, Call const& call) {
@@ -400,20 +415,26 @@ ReadyCall* ready_for(CallGraphs& graphs, Call const& call) {
     }
   }
   bool const returns = graphs.returns(where);
-  ReadyCall* ready = graphs.ready.empty() ? nullptr : graphs.ready.front().get();
-  if (ready == nullptr && graphs.full()) {
+  ReadyCall* ready = nullptr;
+  for (std::unique_ptr<ReadyCall>& each : graphs.ready) {
+    if (can_refresh(*graphs.graph, *each, call)) {
+      ready = each.get();
+      break;
+    }
+  }
+  bool make = graphs.ready.empty() || (returns && !graphs.full());
+  if (make && graphs.full()) {
     return nullptr;
   }
-  bool make = ready == nullptr || (returns && !graphs.full());
   if (!make) {
     bool const renew = returns && graphs.ready.size() > 1 && graphs.roll(kRenewed) == 0;
     if (renew) {
       ready = graphs.ready[1 + graphs.roll(uint32_t(graphs.ready.size() - 1))].get();
     }
+    if (ready == nullptr) {
+      return nullptr;
+    }
     if (!can_refresh(*graphs.graph, *ready, call)) {
-      if (!renew) {
-        return nullptr;
-      }
       graphs.forget(ready);
       make = true;
     } else if (refresh(*graphs.graph, *ready, call) != FLUXGEN_OK) {
@@ -455,7 +476,7 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
       ++graphs.failures;
     }
   }
-  return queue(call, stream, copies_of(call), nullptr, message, size);
+  return queue(call, stream, streams_of(call), nullptr, message, size);
 }
 
 }  // namespace fluxgen
@@ -472,11 +493,12 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
       fluxgen_reduce_args const* args, void* stream, char* message, int64_t size) {            \
     return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), false, message, size);    \
   }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_pull(                          \
-      fluxgen_pull_args const* args, void* stream, void* copy, void* forked, char* message,    \
-      int64_t size) {                                                                          \
-    return fluxgen::pull(*args, static_cast<cudaStream_t>(stream),                             \
-                         static_cast<cudaStream_t>(copy), static_cast<cudaEvent_t>(forked),    \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_copy(                          \
+      fluxgen_copy_args const* args, void* stream, void* copies, void* flags, void* event,     \
+      char* message, int64_t size) {                                                           \
+    return fluxgen::copy(*args, static_cast<cudaStream_t>(stream),                             \
+                         {static_cast<cudaStream_t>(copies), static_cast<cudaStream_t>(flags), \
+                          static_cast<cudaEvent_t>(event)},                                    \
                          message, size);                                                       \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_order(                         \

@@ -69,7 +69,7 @@ __device__ __forceinline__ void copy_rows(char* to, char* also, char const* from
 
 // ag_gemm, first kernel: wait until the peers have pulled the last slab, copy x (rows, row_bytes)
 // into the stage and, with args.keep, to its place in the gathered matrix, advance the epoch, and
-// tell every peer that the slab may be pulled. With args.pull it then copies the peers' slabs
+// tell every peer that the slab may be pulled; with args.push, that it may push. With args.pull it then copies the peers' slabs
 // itself: all blocks must be resident, as they wait for peers that wait for this rank's first half.
 __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args args) {
 #if __CUDA_ARCH__ >= 900
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
   uint32_t const staged = load_relaxed(workspace_word(mine, kStagedOffset));
   int const thread = threadIdx.x;
   bool const is_peer = thread < group.world && thread != group.rank;
-  if (is_peer) {
+  if (is_peer && !args.push) {
     wait_epoch(pulled_flag(mine, thread), staged, group, kTransportOp, thread, 0);
   }
   __syncthreads();
@@ -93,9 +93,10 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
   char* own = gathered + group.rank * slab;
   // A peer may still be pulling what an aborted group has in the stage.
   bool const aborted = aborted_by(group) != 0u;
-  char* to = aborted ? (args.keep ? own : nullptr) : stage(group, group.rank);
+  bool const stages = !aborted && !args.push;
+  char* to = stages ? stage(group, group.rank) : (args.keep ? own : nullptr);
   if (to != nullptr) {
-    copy_rows(to, args.keep && !aborted ? own : nullptr, static_cast<char const*>(args.x),
+    copy_rows(to, args.keep && stages ? own : nullptr, static_cast<char const*>(args.x),
               args.row_stride_bytes, args.rows, vectors);
   }
   fence_system();
@@ -106,7 +107,10 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
     }
     if (thread == 0) {
       store_relaxed(workspace_word(mine, kEpochOffset), epoch);
-      store_release_system(workspace_word(mine, kStagedOffset), epoch);
+      if (!args.push) {
+        store_relaxed(workspace_word(mine, kStagedOffset), epoch);
+      }
+      store_release_system(workspace_word(mine, kBegunOffset), epoch);
       report_abort(group, kTransportOp, epoch);
     }
     if (is_peer && aborted_by(group) == 0u) {
@@ -144,36 +148,58 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
 __global__ void settle_kernel(fluxgen_group group) {
   void* mine = group.peers[group.rank];
   store_relaxed(workspace_word(mine, kMultipliedOffset),
-                load_relaxed(workspace_word(mine, kStagedOffset)));
+                load_relaxed(workspace_word(mine, kBegunOffset)));
 }
 
-// Before, between and after the copies of the copy-engine transport, beside the kernel that begins
-// the call: raise the flag of what has just been copied,
-// tell its source if that was all of it, and wait for the next source. Negative: nothing to do.
-struct StepArguments {
+// The epoch of an ag_gemm, for its copies. Pushes come after the kernel that begins the call, pulls
+// beside it, and before its GEMMs end.
+__device__ __forceinline__ uint32_t copies_epoch(fluxgen_group const& group, int32_t push) {
+  return push ? load_relaxed(workspace_word(group.peers[group.rank], kBegunOffset))
+              : gather_epoch(group);
+}
+
+// Before a copy: wait until the peers it comes from, or goes to, are ready. One bit, one thread each.
+struct AwaitArguments {
   fluxgen_group group;
-  int32_t source;
-  int32_t chunk;
-  int32_t pulled;
-  int32_t next;
+  int32_t push;
+  uint32_t peers;
 };
 
-__global__ void step_kernel(StepArguments args) {
+__global__ void await_kernel(AwaitArguments args) {
+  int32_t const peer = int32_t(threadIdx.x);
+  if ((args.peers >> peer & 1u) != 0u) {
+    wait_epoch(ready_flag(args.group.peers[args.group.rank], peer),
+               copies_epoch(args.group, args.push), args.group, kTransportOp, peer, 0);
+  }
+}
+
+// After a copy: raise its flag, here or where it was pushed; `whole`: tell its source that this was
+// all of it.
+struct RaiseArguments {
+  fluxgen_group group;
+  int32_t push;
+  int32_t peer;  // the source, or the rank it was pushed to
+  int32_t chunk;
+  int32_t whole;
+};
+
+__global__ void raise_kernel(RaiseArguments args) {
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
-  uint32_t const epoch = gather_epoch(group);
-  if (args.source >= 0) {
-    store_release_system(gathered_flag(mine, args.source, args.chunk), epoch);
-  }
-  if (args.pulled >= 0) {
+  uint32_t const epoch = copies_epoch(group, args.push);
+  if (args.push) {
     if (aborted_by(group) == 0u) {
-      store_release_system(pulled_flag(group.peers[args.pulled], group.rank), epoch);
+      store_release_system(gathered_flag(group.peers[args.peer], group.rank, args.chunk), epoch);
+    }
+    return;
+  }
+  store_release_system(gathered_flag(mine, args.peer, args.chunk), epoch);
+  if (args.whole) {
+    if (aborted_by(group) == 0u) {
+      store_release_system(pulled_flag(group.peers[args.peer], group.rank), epoch);
     } else {
       report_abort(group, kTransportOp, epoch);
     }
-  }
-  if (args.next >= 0) {
-    wait_epoch(ready_flag(mine, args.next), epoch, group, kTransportOp, args.next, 0);
   }
 }
 

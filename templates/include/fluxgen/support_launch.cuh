@@ -89,10 +89,16 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
       (args.gathered == nullptr && (args.keep || args.pull))) {
     return refuse(message, size, "gathered: expected a 16-byte aligned address");
   }
-  if (args.rows * args.row_bytes > args.group.stage_bytes) {
-    return refuse(message, size, "the slab does not fit the stage of the workspace");
+  if (args.push && args.pull) {
+    return refuse(message, size, "expected at most one of pull and push");
   }
-  int64_t const work = (args.rows * (args.row_bytes / 16) + kBeginThreads - 1) / kBeginThreads;
+  int64_t const slab = args.rows * args.row_bytes;
+  if (args.push ? args.group.world * slab > args.group.gathered_bytes
+                : slab > args.group.stage_bytes) {
+    return refuse(message, size, "the slabs do not fit the workspace");
+  }
+  bool const copies = !args.push || args.keep;
+  int64_t const work = copies ? (slab / 16 + kBeginThreads - 1) / kBeginThreads : 1;
   // One block an SM at most: with pull all have to be resident.
   int const blocks = block_count(args.blocks, kBeginPerSm, work);
   *prepared = {reinterpret_cast<void*>(&begin_kernel), blocks, kBeginThreads, "begin"};
@@ -141,7 +147,8 @@ inline void prefer_shared_memory(void const* kernel) {
 inline void prepare_for_neighbours() {
   static bool const done = [] {
     prefer_shared_memory(reinterpret_cast<void const*>(&begin_kernel));
-    prefer_shared_memory(reinterpret_cast<void const*>(&step_kernel));
+    prefer_shared_memory(reinterpret_cast<void const*>(&await_kernel));
+    prefer_shared_memory(reinterpret_cast<void const*>(&raise_kernel));
     prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__nv_bfloat162>));
     prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__half2>));
     return true;
@@ -191,108 +198,162 @@ int update(Args const& args, cudaGraphExec_t graph, cudaGraphNode_t node, char* 
 }
 
 // What the copies need to be right, checked before anything is queued.
-inline int check_pull(fluxgen_pull_args const& args, int* chunks, char* message, int64_t size) {
+inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* message, int64_t size) {
   if (int const status = check_common(args, message, size)) {
     return status;
   }
-  if (args.rows < 1 || args.row_bytes < 16 || args.row_bytes % 16 || args.gathered == nullptr ||
-      reinterpret_cast<uintptr_t>(args.gathered) % 16 || args.chunk_size < 0) {
+  if (args.rows < 1 || args.row_bytes < 16 || args.row_bytes % 16 || args.chunk_size < 0 ||
+      args.cut < 0 || args.cut > args.group.world) {
     return refuse(message, size,
-                  "gathered: expected rows of a positive multiple of 16 bytes at a 16-byte aligned "
-                  "address");
+                  "expected rows of a positive multiple of 16 bytes, and at most world slabs cut");
   }
-  int64_t const extent = args.chunk_axis == FLUXGEN_CHUNK_K ? args.row_bytes : args.rows;
+  void const* const given = args.push ? args.x : args.gathered;
+  if (given == nullptr || reinterpret_cast<uintptr_t>(given) % 16 ||
+      (args.push && (args.row_stride_bytes % 16 || args.row_stride_bytes < args.row_bytes))) {
+    return refuse(message, size,
+                  args.push ? "x: expected rows at 16-byte aligned addresses"
+                            : "gathered: expected a 16-byte aligned address");
+  }
+  bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
+  int64_t const extent = along_k ? args.row_bytes : args.rows;
   int64_t const piece = args.chunk_size > 0 ? args.chunk_size : extent;
-  *chunks = int((extent + piece - 1) / piece);
-  if (*chunks > FLUXGEN_MAX_CHUNKS || args.rows * args.row_bytes > args.group.stage_bytes) {
-    return refuse(message, size, "expected at most 16 chunks of a slab that fits the stage");
+  *chunks = along_k ? k_chunk_count(piece, extent) : int((extent + piece - 1) / piece);
+  int64_t const slab = args.rows * args.row_bytes;
+  if (*chunks > FLUXGEN_MAX_CHUNKS || (args.push ? args.group.world * slab > args.group.gathered_bytes
+                                                 : slab > args.group.stage_bytes)) {
+    return refuse(message, size, "expected at most 16 chunks of slabs that fit the workspace");
   }
   return FLUXGEN_OK;
 }
 
-// One copy of the transport: `rows` pieces of `width` bytes, `pitch` bytes apart in both.
-struct PullCopy {
-  int source;
+// One copy of the transport: `rows` pieces of `width` bytes, so far apart.
+struct SlabCopy {
+  int peer;  // where it comes from, or goes to
   int chunk;
+  bool last;  // of this peer's
+  uint32_t awaited;  // peers to be ready before it
   char* to;
   char const* from;
   size_t width;
   size_t rows;
-  size_t pitch;
+  size_t to_pitch;
+  size_t from_pitch;
 };
 
-// The i-th copy of a call. Peers in the order that the GEMM walks: K chunks piece by piece, row
-// chunks source by source.
-inline PullCopy pull_copy(fluxgen_pull_args const& args, int chunks, int i) {
+// Slabs in the order that GEMMs walk them: pulled from the next rank first, pushed to the one before
+// first, as its next. Of the first `cut` slabs chunks of K come piece by piece, the later slabs whole;
+// chunks of rows come slab by slab.
+inline int cut_peers(fluxgen_copy_args const& args, int chunks) {
+  bool const cuts = args.chunk_axis == FLUXGEN_CHUNK_K && chunks > 1;
+  return cuts ? (args.cut > 0 ? args.cut : args.group.world) - 1 : 0;
+}
+inline int count_copies(fluxgen_copy_args const& args, int chunks) {
+  int const peers = args.group.world - 1, cut = cut_peers(args, chunks);
+  return args.chunk_axis == FLUXGEN_CHUNK_K ? cut * chunks + peers - cut : peers * chunks;
+}
+inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
   fluxgen_group const& group = args.group;
   bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
-  int64_t const extent = along_k ? args.row_bytes : args.rows;
-  int64_t const piece = args.chunk_size > 0 ? args.chunk_size : extent;
-  int const peers = group.world - 1;
-  int const turn = along_k ? i % peers : i / chunks;
-  PullCopy copy{};
-  copy.chunk = along_k ? i / peers : i % chunks;
-  copy.source = (group.rank + 1 + turn) % group.world;
-  int64_t const begin = copy.chunk * piece;
-  int64_t const length = begin + piece < extent ? piece : extent - begin;
-  bool const columns = along_k && chunks > 1;
-  int64_t const unit = columns ? 1 : (along_k ? args.rows : args.row_bytes);  // bytes of one of extent
-  copy.to = static_cast<char*>(args.gathered) + copy.source * args.rows * args.row_bytes +
-            begin * unit;
-  copy.from = stage(group, copy.source) + begin * unit;
-  copy.width = size_t(length * unit);
-  copy.rows = columns ? size_t(args.rows) : 1;
-  copy.pitch = size_t(args.row_bytes);
+  int const cut = cut_peers(args, chunks);
+  bool const columns = along_k && i < cut * chunks;
+  int const turn = columns ? i % cut : (along_k ? i - cut * chunks + cut : i / chunks);
+  auto const peer_of = [&](int visit) {
+    return (group.rank + (args.push ? group.world - 1 - visit : 1 + visit)) % group.world;
+  };
+  SlabCopy copy{};
+  copy.peer = peer_of(turn);
+  copy.chunk = columns ? i / cut : (along_k ? 0 : i % chunks);
+  copy.last = copy.chunk == (along_k && !columns ? 1 : chunks) - 1;
+  if (columns ? i == 0 : copy.chunk == 0) {
+    for (int visit = turn; visit < (columns ? cut : turn + 1); ++visit) {
+      copy.awaited |= 1u << peer_of(visit);
+    }
+  }
+  int64_t const unit = args.chunk_size > 0 ? args.chunk_size : args.rows;
+  int64_t row = 0, rows = args.rows, column = 0, width = args.row_bytes;
+  if (columns) {
+    column = k_chunk_begin(args.chunk_size, copy.chunk);
+    width = k_chunk_end(args.chunk_size, copy.chunk, args.row_bytes) - column;
+  } else if (!along_k) {
+    row = copy.chunk * unit;
+    rows = row + unit < args.rows ? unit : args.rows - row;
+  }
+  int64_t const slab = args.rows * args.row_bytes;
+  char* const matrix =
+      args.push ? pushed_matrix(group, copy.peer) : static_cast<char*>(args.gathered);
+  copy.to = matrix + (args.push ? group.rank : copy.peer) * slab + row * args.row_bytes + column;
+  int64_t const pitch = args.push ? args.row_stride_bytes : args.row_bytes;
+  copy.from = (args.push ? static_cast<char const*>(args.x) : stage(group, copy.peer)) +
+              row * pitch + column;
+  bool const one = width == args.row_bytes && pitch == args.row_bytes;
+  copy.width = size_t(one ? rows * width : width);
+  copy.rows = size_t(one ? 1 : rows);
+  copy.to_pitch = size_t(one ? rows * width : args.row_bytes);
+  copy.from_pitch = size_t(one ? rows * width : pitch);
   return copy;
 }
 
-inline cudaError_t queue_copy(PullCopy const& copy, cudaStream_t stream) {
+inline cudaError_t queue_copy(SlabCopy const& copy, cudaStream_t stream) {
   return copy.rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, copy.width,
                                           cudaMemcpyDeviceToDevice, stream)
-                        : cudaMemcpy2DAsync(copy.to, copy.pitch, copy.from, copy.pitch, copy.width,
-                                            copy.rows, cudaMemcpyDeviceToDevice, stream);
+                        : cudaMemcpy2DAsync(copy.to, copy.to_pitch, copy.from, copy.from_pitch,
+                                            copy.width, copy.rows, cudaMemcpyDeviceToDevice, stream);
 }
 
 // The same for a node of an executable graph that was captured from such a copy of one piece. CUDA
 // updates no copy of several (cudaGraphExecMemcpyNodeSetParams: "must be 1-dimensional").
-inline cudaError_t update_copy(PullCopy const& copy, cudaGraphExec_t graph, cudaGraphNode_t node) {
+inline cudaError_t update_copy(SlabCopy const& copy, cudaGraphExec_t graph, cudaGraphNode_t node) {
   return copy.rows == 1 ? cudaGraphExecMemcpyNodeSetParams1D(graph, node, copy.to, copy.from,
                                                              copy.width, cudaMemcpyDeviceToDevice)
                         : cudaErrorNotSupported;
 }
 
 // The same for a node of the graph itself: for what is instantiated from it afterwards.
-inline cudaError_t update_copy(PullCopy const& copy, cudaGraphNode_t node) {
+inline cudaError_t update_copy(SlabCopy const& copy, cudaGraphNode_t node) {
   cudaMemcpy3DParms node_params{};
   node_params.srcPtr =
-      make_cudaPitchedPtr(const_cast<char*>(copy.from), copy.pitch, copy.width, copy.rows);
-  node_params.dstPtr = make_cudaPitchedPtr(copy.to, copy.pitch, copy.width, copy.rows);
+      make_cudaPitchedPtr(const_cast<char*>(copy.from), copy.from_pitch, copy.width, copy.rows);
+  node_params.dstPtr = make_cudaPitchedPtr(copy.to, copy.to_pitch, copy.width, copy.rows);
   node_params.extent = make_cudaExtent(copy.width, copy.rows, 1);
   node_params.kind = cudaMemcpyDeviceToDevice;
   return cudaGraphMemcpyNodeSetParams(node, &node_params);
 }
 
-// Queue the copies on `stream`; `note` is called after each copy.
+// Where the copies of a call run, and the kernels that raise their flags: beside the next copy, which
+// would have to wait for them in one stream (measured: 4 us a copy). `event` orders one behind the
+// other.
+struct CopyStreams {
+  cudaStream_t copies;
+  cudaStream_t flags;
+  cudaEvent_t event;
+};
+
+// Queue the copies; `note` is called after each.
 template <class Note>
-cudaError_t queue_pulls(fluxgen_pull_args const& args, int chunks, cudaStream_t stream, Note note) {
-  fluxgen_group const& group = args.group;
-  int const copies = (group.world - 1) * chunks;
+cudaError_t queue_copies(fluxgen_copy_args const& args, int chunks, CopyStreams const& streams,
+                         Note note) {
+  int const copies = count_copies(args, chunks);
   cudaError_t error = cudaSuccess;
-  StepArguments step{group, -1, -1, -1, -1};
   for (int i = 0; i < copies && error == cudaSuccess; ++i) {
-    PullCopy const copy = pull_copy(args, chunks, i);
-    step.next = copy.chunk == 0 ? copy.source : -1;
-    if (step.source >= 0 || step.next >= 0) {
-      step_kernel<<<1, 1, 0, stream>>>(step);
+    SlabCopy const copy = slab_copy(args, chunks, i);
+    if (copy.awaited != 0u) {
+      await_kernel<<<1, FLUXGEN_MAX_WORLD, 0, streams.copies>>>(
+          AwaitArguments{args.group, args.push, copy.awaited});
     }
-    error = queue_copy(copy, stream);
+    error = queue_copy(copy, streams.copies);
     if (error == cudaSuccess) {
       error = note();
     }
-    step = {group, copy.source, copy.chunk, copy.chunk == chunks - 1 ? copy.source : -1, -1};
-  }
-  if (copies > 0 && error == cudaSuccess) {
-    step_kernel<<<1, 1, 0, stream>>>(step);
+    if (error == cudaSuccess) {
+      error = cudaEventRecord(streams.event, streams.copies);
+    }
+    if (error == cudaSuccess) {
+      error = cudaStreamWaitEvent(streams.flags, streams.event, 0);
+    }
+    if (error == cudaSuccess) {
+      raise_kernel<<<1, 1, 0, streams.flags>>>(
+          RaiseArguments{args.group, args.push, copy.peer, copy.chunk, copy.last});
+    }
   }
   cudaError_t const launched = cudaGetLastError();
   return error == cudaSuccess ? launched : error;
@@ -308,18 +369,18 @@ inline int order(cudaStream_t before, cudaStream_t after, cudaEvent_t event, cha
   return cuda_status(error, "order of streams", message, size);
 }
 
-// Queue the pulls on `copy`, behind what is on `stream`; `forked` is an event for that order.
-inline int pull(fluxgen_pull_args const& args, cudaStream_t stream, cudaStream_t copy,
-                cudaEvent_t forked, char* message, int64_t size) {
+// Queue the copies behind what is on `stream`.
+inline int copy(fluxgen_copy_args const& args, cudaStream_t stream, CopyStreams const& streams,
+                char* message, int64_t size) {
   int chunks = 0;
-  if (int const status = check_pull(args, &chunks, message, size)) {
+  if (int const status = check_copies(args, &chunks, message, size)) {
     return status;
   }
-  if (int const status = order(stream, copy, forked, message, size)) {
+  if (int const status = order(stream, streams.copies, streams.event, message, size)) {
     return status;
   }
-  return cuda_status(queue_pulls(args, chunks, copy, [] { return cudaSuccess; }), "pull", message,
-                     size);
+  return cuda_status(queue_copies(args, chunks, streams, [] { return cudaSuccess; }), "copies",
+                     message, size);
 }
 
 }  // namespace fluxgen

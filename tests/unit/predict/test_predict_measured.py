@@ -35,12 +35,14 @@ ROWS = [
 def best(m: int, n: int, k: int, bandwidth: float, axis: ChunkAxis, chunks: tuple[int, ...]):
     topology = replace(H200, bandwidth_gbs=float(bandwidth))
     problem = Problem(Signature.of("ag_gemm"), m, n, k, 8)
+    by_k = axis is ChunkAxis.K
     return min(
         (
             predict(problem, topology, kernel, run)
             for kernel in (WIDE, WIDE_ALONE, NARROW)[: 2 if axis is ChunkAxis.M else 3]
             for run in run_space(problem, topology, kernel)
-            if run.chunk_axis is axis and run.chunks in chunks
+            # The prototype cut all slabs, into equal chunks: as halves of one remote group are.
+            if run.chunk_axis is axis and run.chunks in chunks and (run.cut == 8 or not by_k)
         ),
         key=lambda prediction: prediction.time_us,
     )
@@ -59,7 +61,7 @@ def test_fused_totals_within_15_percent(row) -> None:
     assert by_rows.time_us / 1e3 == pytest.approx(whole, rel=0.15)
     # The copies' fixed costs count here; the measured column is bytes over bandwidth.
     assert by_rows.comm_us / 1e3 == pytest.approx(comm, rel=0.15)
-    by_k = best(m, n, k, bandwidth, ChunkAxis.K, (2, 4))
+    by_k = best(m, n, k, bandwidth, ChunkAxis.K, (2,))
     assert by_k.time_us / 1e3 == pytest.approx(pieces, rel=0.15)
 
 
@@ -67,13 +69,13 @@ def test_fused_totals_within_15_percent(row) -> None:
 def test_k_chunks_win_where_there_are_few_waves(row) -> None:
     m, n, k, bandwidth, *_ = row
     by_rows = best(m, n, k, bandwidth, ChunkAxis.M, (1,))
-    by_k = best(m, n, k, bandwidth, ChunkAxis.K, (2, 4))
+    by_k = best(m, n, k, bandwidth, ChunkAxis.K, (2,))
     assert by_k.time_us < by_rows.time_us
 
 
 def test_row_chunks_win_on_a_slow_link_with_many_waves() -> None:
     by_rows = best(8192, 6144, 12288, 150, ChunkAxis.M, (1,))
-    by_k = best(8192, 6144, 12288, 150, ChunkAxis.K, (2, 4))
+    by_k = best(8192, 6144, 12288, 150, ChunkAxis.K, (2,))
     assert by_rows.time_us < 0.9 * by_k.time_us
 
 

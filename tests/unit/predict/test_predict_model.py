@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +18,9 @@ from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.record import Provenance, Record
 from fluxgen.core.topology import GPUS, Topology
 from fluxgen.predict import predict, predict_baseline, predict_step
+from fluxgen.predict.constants import COPY_US
 from fluxgen.predict.gemm import Grid, gemm_time
-from fluxgen.predict.link import nccl_us, pull_arrivals
+from fluxgen.predict.link import copy_arrivals, nccl_us
 from fluxgen.predict.overlap import first_need
 
 H100 = Topology.of("h100-sxm", "nvlink", 8)
@@ -184,13 +185,27 @@ def test_the_walk_matches_the_drawing_in_the_tile_order_header() -> None:
 
 def test_chunks_arrive_in_ring_order() -> None:
     topology = replace(H100, world=3)
-    by_rows = pull_arrivals(1e6, 2, ChunkAxis.M, topology)
+    by_rows = copy_arrivals(1e6, RunConfig((3,), chunks=2), topology)
     assert [(v, c) for v, c, _ in by_rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    by_k = pull_arrivals(1e6, 2, ChunkAxis.K, topology)
+    by_k = copy_arrivals(1e6, RunConfig((3,), chunk_axis=ChunkAxis.K, chunks=2), topology)
     assert [(v, c) for v, c, _ in by_k] == [(1, 0), (2, 0), (1, 1), (2, 1)]
     times = [t for *_, t in by_k]
     assert times == sorted(times)
     assert by_rows[-1][2] >= 2e6 / (topology.bandwidth_gbs * 1e3)
+
+
+def test_k_chunks_cut_the_first_remote_group_and_double() -> None:
+    topology = replace(H100, world=5)
+    run = RunConfig((1, 2, 2), chunk_axis=ChunkAxis.K, chunks=3)
+    assert run.shares == (0.25, 0.25, 0.5)
+    arrivals = copy_arrivals(1e6, run, topology)
+    assert [(v, c) for v, c, _ in arrivals] == [
+        (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2), (3, 0), (4, 0),
+    ]  # fmt: skip
+    took = [b - a for a, b in pairwise([topology.latency_us, *(t for *_, t in arrivals)])]
+    each = 1e6 / (topology.bandwidth_gbs * 1e3)
+    for time_us, share in zip(took, [0.25] * 4 + [0.5] * 2 + [1.0] * 2, strict=True):
+        assert time_us == pytest.approx(each * share + COPY_US)
 
 
 def test_one_rank_communicates_nothing() -> None:

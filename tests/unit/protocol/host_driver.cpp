@@ -48,6 +48,16 @@ int64_t walk(int op, int world, int rank, int64_t tiles_m, int64_t tiles_n, int 
 
 int reached(uint32_t seen, uint32_t expected) { return epoch_reached(seen, expected); }
 
+// Where the chunks of K end; returns how many there are.
+int k_chunks(int64_t unit, int64_t extent, int64_t* begins, int64_t* ends) {
+  int const count = k_chunk_count(unit, extent);
+  for (int chunk = 0; chunk < count && chunk < FLUXGEN_MAX_CHUNKS; ++chunk) {
+    begins[chunk] = k_chunk_begin(unit, chunk);
+    ends[chunk] = k_chunk_end(unit, chunk, extent);
+  }
+  return count;
+}
+
 size_t size_of(char const* name) {
 #define FLUXGEN_SIZE(type) \
   if (std::strcmp(name, #type) == 0) return sizeof(type);
@@ -56,7 +66,7 @@ size_t size_of(char const* name) {
   FLUXGEN_SIZE(fluxgen_gemm_args)
   FLUXGEN_SIZE(fluxgen_reduce_args)
   FLUXGEN_SIZE(fluxgen_begin_args)
-  FLUXGEN_SIZE(fluxgen_pull_args)
+  FLUXGEN_SIZE(fluxgen_copy_args)
   FLUXGEN_SIZE(fluxgen_gemm_call)
   FLUXGEN_SIZE(fluxgen_gather_call)
   FLUXGEN_SIZE(fluxgen_scatter_call)
@@ -75,7 +85,9 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_gemm_args, sms)
   FLUXGEN_OFFSET(fluxgen_gemm_args, own)
   FLUXGEN_OFFSET(fluxgen_gemm_args, ends_call)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, cut)
   FLUXGEN_OFFSET(fluxgen_group, stage_bytes)
+  FLUXGEN_OFFSET(fluxgen_group, gathered_bytes)
   FLUXGEN_OFFSET(fluxgen_group, peers)
   FLUXGEN_OFFSET(fluxgen_group, report)
   FLUXGEN_OFFSET(fluxgen_reduce_args, d)
@@ -84,9 +96,12 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_begin_args, row_stride_bytes)
   FLUXGEN_OFFSET(fluxgen_begin_args, pull)
   FLUXGEN_OFFSET(fluxgen_begin_args, keep)
-  FLUXGEN_OFFSET(fluxgen_pull_args, gathered)
-  FLUXGEN_OFFSET(fluxgen_pull_args, chunk_axis)
-  FLUXGEN_OFFSET(fluxgen_gather_call, joined)
+  FLUXGEN_OFFSET(fluxgen_begin_args, push)
+  FLUXGEN_OFFSET(fluxgen_copy_args, gathered)
+  FLUXGEN_OFFSET(fluxgen_copy_args, row_stride_bytes)
+  FLUXGEN_OFFSET(fluxgen_copy_args, chunk_axis)
+  FLUXGEN_OFFSET(fluxgen_copy_args, push)
+  FLUXGEN_OFFSET(fluxgen_gather_call, event)
   FLUXGEN_OFFSET(fluxgen_scatter_call, reduce)
   FLUXGEN_OFFSET(fluxgen_kernel_info, b_transposed)
   return size_t(-1);
@@ -97,6 +112,7 @@ int64_t layout(char const* name) {
   auto at = [](void* p) { return int64_t(static_cast<char*>(p) - base); };
   if (!std::strcmp(name, "epoch")) return kEpochOffset;
   if (!std::strcmp(name, "aborted")) return kAbortedOffset;
+  if (!std::strcmp(name, "begun")) return kBegunOffset;
   if (!std::strcmp(name, "staged")) return kStagedOffset;
   if (!std::strcmp(name, "multiplied")) return kMultipliedOffset;
   if (!std::strcmp(name, "ready")) return at(ready_flag(base, 0));
@@ -110,6 +126,7 @@ int64_t layout(char const* name) {
   group.half_bytes = 2048;
   group.peers[3] = base;
   if (!std::strcmp(name, "stage")) return at(stage(group, 3));
+  if (!std::strcmp(name, "matrix")) return at(pushed_matrix(group, 3));
   if (!std::strcmp(name, "inbox_epoch1_source2")) return at(inbox_slab(group, 3, 1, 2, 256));
   if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
   if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
@@ -195,14 +212,14 @@ int64_t run_gathers(int calls, int blocks, int gemms, uint32_t first) {
   fluxgen_report report{};
   group.report = &report;
   group.peers[0] = memory.data();
-  *workspace_word(memory.data(), kStagedOffset) = first;
+  *workspace_word(memory.data(), kBegunOffset) = first;
   *workspace_word(memory.data(), kMultipliedOffset) = first;
   std::atomic<int64_t> wrong{0};
   for (int call = 1; call <= calls; ++call) {
     uint32_t const epoch = first + uint32_t(call);
     std::thread begin([&] {
       if (call % 3) std::this_thread::sleep_for(std::chrono::microseconds(200));
-      store_release_system(workspace_word(memory.data(), kStagedOffset), epoch);
+      store_release_system(workspace_word(memory.data(), kBegunOffset), epoch);
     });
     for (int gemm = 0; gemm < gemms; ++gemm) {
       std::vector<std::thread> threads;

@@ -25,6 +25,8 @@ class Bug(enum.Enum):
     SHARED_FLAGS = "copies and peers write the same block of flags"
     NO_PULLED = "the stage is overwritten before the peers have pulled it"
     NO_STAGED = "a GEMM takes the epoch that it finds, though its call has not begun"
+    NO_ASKING = "slabs are pushed into a matrix that may still be read"
+    LATE_EPOCH = "copies that are pushed take their epoch like those that are pulled"
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,17 @@ class Outcome:
 #   ("send", key, tag)      pending plain write
 #   ("release", key, epoch) pending release write
 #   ("wait", key, epoch)    enabled once the flag has reached the epoch
+#   ("overtake", key, key)  enabled while the first word is above the second
 #   ("read", key, tag)      the data must carry the tag
 #   ("copy", src, dst, tag) read src (must carry the tag), pending plain write to dst
 #   ("fork",) / ("join",)   the copy stream may run / must have finished this call
+#
+# Calls: A is an ag_gemm whose slabs are pulled, P one whose slabs are pushed, R a gemm_rs.
 def program(rank: int, world: int, calls: str, bug: Bug):
     main: list[tuple] = []
     copy: list[tuple] = []
     peers = [(rank + i) % world for i in range(1, world)]
-    staged = 0
+    staged = begun = 0
     for epoch, op in enumerate(calls, start=1):
         half = 0 if bug is Bug.SINGLE_BUFFER else epoch % 2
         gathered = "arrived" if bug is Bug.SHARED_FLAGS else "gathered"
@@ -56,7 +61,7 @@ def program(rank: int, world: int, calls: str, bug: Bug):
             if staged and bug is not Bug.NO_PULLED:
                 copy += [("wait", ("pulled", rank, p), staged) for p in peers]
             copy.append(("write", ("stage", rank), (epoch, op, rank)))
-            copy.append(("write", ("staged", rank), epoch))
+            copy.append(("write", ("begun", rank), epoch))
             copy += [("release", ("ready", p, rank), epoch) for p in peers]
             for p in peers:
                 if bug is not Bug.NO_READY:
@@ -64,15 +69,34 @@ def program(rank: int, world: int, calls: str, bug: Bug):
                 copy.append(("copy", ("stage", p), ("whole", rank, p), (epoch, op, p)))
                 copy.append(("release", (gathered, rank, p), epoch))
                 copy.append(("release", ("pulled", p, rank), epoch))
-            taken = epoch if bug is not Bug.NO_STAGED else staged
+            taken = epoch if bug is not Bug.NO_STAGED else begun
             if taken:
-                main.append(("wait", ("staged", rank), taken))
+                main.append(("wait", ("begun", rank), taken))
             for s in peers:
                 if taken:
                     main.append(("wait", (gathered, rank, s), taken))
                 main.append(("read", ("whole", rank, s), (epoch, op, s)))
             main.append(("join", len(copy)))
-            staged = epoch
+            staged = begun = epoch
+        elif op == "P":
+            # Begun on the main stream, as nothing is staged: then the copies, and the GEMM.
+            main.append(("write", ("begun", rank), epoch))
+            main += [("release", ("ready", p, rank), epoch) for p in peers]
+            main.append(("fork", epoch))
+            copy.append(("start", epoch))
+            for p in reversed(peers):
+                if bug is not Bug.NO_ASKING:
+                    copy.append(("wait", ("ready", rank, p), epoch))
+                if bug is Bug.LATE_EPOCH:  # as of a call that the GEMM has not ended
+                    copy.append(("overtake", ("begun", rank), ("multiplied", rank)))
+                copy.append(("send", ("whole", p, rank), (epoch, op, rank)))
+                copy.append(("release", ("gathered", p, rank), epoch))
+            for s in peers:
+                main.append(("wait", ("gathered", rank, s), epoch))
+                main.append(("read", ("whole", rank, s), (epoch, op, s)))
+            main.append(("write", ("multiplied", rank), epoch))
+            main.append(("join", len(copy)))
+            begun = epoch
         else:
             for p in peers:
                 main.append(("send", ("inbox", p, half, rank), (epoch, op, rank)))
@@ -93,7 +117,9 @@ def _push(pending: tuple, stream: int, slot: int, value, release: bool) -> tuple
     return _set(pending, stream, (*pending[stream], (slot, value, release)))
 
 
-_MEMORY = ("stage", "staged", "whole", "inbox", "ready", "pulled", "arrived", "gathered")
+_MEMORY = (
+    "stage", "begun", "multiplied", "whole", "inbox", "ready", "pulled", "arrived", "gathered",
+)  # fmt: skip
 _INVISIBLE = ("send", "release", "fork", "start", "join", "wait")
 
 
@@ -130,6 +156,8 @@ def explore(world: int, calls: str, bug: Bug = Bug.NONE, limit: int = 3_000_000)
             if kind == "wait":
                 value = memory[keys[step[1]]]
                 enabled = bool(value) and value >= step[2]
+            elif kind == "overtake":
+                enabled = memory[keys[step[1]]] > memory[keys[step[2]]]
             elif kind in ("read", "copy"):
                 tag = step[-1]
                 if memory[keys[step[1]]] != tag:

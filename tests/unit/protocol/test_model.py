@@ -16,7 +16,14 @@ def test_two_ranks_every_mix_of_four_calls(calls):
     assert outcome.states > 400, "the search must have visited interleavings"
 
 
-@pytest.mark.parametrize("calls", ["RRRR", "ARAR", "RAAR"])
+@pytest.mark.parametrize("calls", ["".join(c) for c in itertools.product("APR", repeat=3)])
+def test_two_ranks_every_mix_with_pushed_slabs(calls):
+    outcome = explore(2, calls)
+    assert outcome.error is None
+    assert outcome.states > 100
+
+
+@pytest.mark.parametrize("calls", ["RRRR", "ARAR", "RAAR", "PPP", "PRP", "APA"])
 def test_three_ranks_four_calls(calls):
     outcome = explore(3, calls)
     assert outcome.error is None
@@ -36,6 +43,10 @@ def test_three_ranks_four_calls(calls):
         (Bug.NO_READY, "AAAA"),
         (Bug.RS_SKIPS_WAITS, "RRRR"),
         (Bug.SHARED_FLAGS, "ARAR"),
+        (Bug.NO_ASKING, "PP"),
+        (Bug.NO_ASKING, "AP"),
+        (Bug.LATE_EPOCH, "P"),
+        (Bug.NO_FENCE, "PP"),
     ],
 )
 def test_seeded_bugs_are_found(bug, calls):

@@ -69,7 +69,9 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_gemm_args", "sms"),
         ("fluxgen_gemm_args", "own"),
         ("fluxgen_gemm_args", "ends_call"),
+        ("fluxgen_gemm_args", "cut"),
         ("fluxgen_group", "stage_bytes"),
+        ("fluxgen_group", "gathered_bytes"),
         ("fluxgen_group", "peers"),
         ("fluxgen_group", "report"),
         ("fluxgen_reduce_args", "d"),
@@ -78,9 +80,12 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_begin_args", "row_stride_bytes"),
         ("fluxgen_begin_args", "pull"),
         ("fluxgen_begin_args", "keep"),
-        ("fluxgen_pull_args", "gathered"),
-        ("fluxgen_pull_args", "chunk_axis"),
-        ("fluxgen_gather_call", "joined"),
+        ("fluxgen_begin_args", "push"),
+        ("fluxgen_copy_args", "gathered"),
+        ("fluxgen_copy_args", "row_stride_bytes"),
+        ("fluxgen_copy_args", "chunk_axis"),
+        ("fluxgen_copy_args", "push"),
+        ("fluxgen_gather_call", "event"),
         ("fluxgen_scatter_call", "reduce"),
         ("fluxgen_kernel_info", "b_transposed"),
     ]:
@@ -92,6 +97,7 @@ def test_workspace_layout_matches_the_header():
     layout = driver().layout
     assert layout(b"epoch") == abi.EPOCH_OFFSET
     assert layout(b"aborted") == abi.ABORTED_OFFSET
+    assert layout(b"begun") == abi.BEGUN_OFFSET
     assert layout(b"staged") == abi.STAGED_OFFSET
     assert layout(b"multiplied") == abi.MULTIPLIED_OFFSET
     assert layout(b"ready") == abi.READY_OFFSET
@@ -101,7 +107,8 @@ def test_workspace_layout_matches_the_header():
     assert layout(b"counters") == abi.COUNTERS_OFFSET
     assert layout(b"stage") == abi.DATA_OFFSET
     assert layout(b"inbox_epoch1_source2") == abi.DATA_OFFSET + 3072 + 2048 + 2 * 256
-    assert workspace.workspace_bytes(3072, 2048) == abi.DATA_OFFSET + 3072 + 2 * 2048
+    sizes = workspace.Sizes(stage=3072, half=2048, gathered=512)
+    assert layout(b"matrix") == sizes.gathered_offset == sizes.total - 512
     assert layout(b"max_world") == abi.MAX_WORLD
     assert layout(b"max_chunks") == abi.MAX_CHUNKS
     assert layout(b"abi_version") == abi.ABI_VERSION

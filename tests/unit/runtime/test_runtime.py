@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes as ct
 import itertools
 import shutil
 import subprocess
@@ -10,20 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import KernelError, StoreError, ToolchainError, UsageError
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import gemm_args, pull_args
+from fluxgen.runtime.arguments import copy_args, gemm_args
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.kernels import fused_kernel
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.workspace import (
-    chunk_size,
-    half_bytes,
-    stage_bytes,
-    workspace_bytes,
-)
+from fluxgen.runtime.workspace import Sizes, chunk_size, sizes
+from fluxgen.tune.device import schedule
+from tests.unit.protocol.host import driver
 
 AG, RS = Signature.of("ag_gemm"), Signature.of("gemm_rs")
 KERNEL = KernelConfig(128, 128, 64)
@@ -35,28 +33,45 @@ def chunk_bounds(extent: int, size: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + step, extent)) for begin in range(0, extent, step)]
 
 
+PULL, PUSH = Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH
+
+
 @pytest.mark.parametrize(
-    ("problem", "stage", "half"),
+    ("problem", "transports", "want"),
     [
-        (Problem(AG, 1024, 512, 256, 8), 128 * 256 * 2, 0),
-        (Problem(RS, 1024, 512, 256, 8), 0, 1024 * 512 * 2),
-        (Problem(AG, 262144, 64, 8192, 1), 2**32, 0),
-        (Problem(RS, 131072, 4096, 64, 2), 0, 2**30),
-        (Problem(AG, 1, 8, 8, 1), 1024, 0),
+        (Problem(AG, 1024, 512, 256, 8), [PULL], Sizes(stage=128 * 256 * 2)),
+        (Problem(AG, 1024, 512, 256, 8), [Transport.SM_COPY], Sizes(stage=128 * 256 * 2)),
+        (Problem(AG, 1024, 512, 256, 8), [PUSH], Sizes(gathered=1024 * 256 * 2)),
+        (Problem(AG, 8, 8, 8, 8), [PUSH, PULL], Sizes(1024, 0, 1024)),
+        (Problem(RS, 1024, 512, 256, 8), [Transport.PEER_STORE], Sizes(half=1024 * 512 * 2)),
+        (Problem(AG, 262144, 64, 8192, 1), [PULL], Sizes(stage=2**32)),
+        (Problem(RS, 131072, 4096, 64, 2), [], Sizes(half=2**30)),
     ],
 )
-def test_buffers_hold_all_slabs_and_count_beyond_32_bits(problem, stage, half):
+def test_buffers_hold_all_slabs_and_count_beyond_32_bits(problem, transports, want):
     """C05, C07."""
-    assert stage_bytes(problem) == stage
-    assert half_bytes(problem) == half
-    assert workspace_bytes(stage, half) == abi.DATA_OFFSET + stage + 2 * half
+    assert sizes(problem, *transports) == want
+    assert want.total == abi.DATA_OFFSET + want.stage + 2 * want.half + want.gathered
 
 
-def test_an_absurd_workspace_is_refused():
+def test_a_workspace_serves_what_fits_each_part():
+    one, other = Sizes(2, 3, 4), Sizes(3, 2, 4)
+    assert not one.hold(other)
+    assert (one | other) == Sizes(3, 3, 4)
+    assert (one | other).hold(one)
+
+
+@pytest.mark.parametrize(
+    ("problem", "transport"),
+    [
+        (Problem(AG, 2**31 - 8, 8, 2**20, 8), PULL),
+        (Problem(AG, 2**28, 8, 2**20, 8), PUSH),
+        (Problem(RS, 2**31 - 8, 2**20, 8, 8), Transport.PEER_STORE),
+    ],
+)
+def test_an_absurd_workspace_is_refused(problem, transport):
     with pytest.raises(UsageError, match="split the call"):
-        stage_bytes(Problem(AG, 2**31 - 8, 8, 2**20, 8))
-    with pytest.raises(UsageError, match="split the call"):
-        half_bytes(Problem(RS, 2**31 - 8, 2**20, 8, 8))
+        sizes(problem, transport)
 
 
 @given(st.integers(1, 5000), st.integers(1, 16), st.sampled_from([64, 128, 256]))
@@ -73,12 +88,25 @@ def test_row_chunks_cover_the_slab_once_at_tile_borders(rows, chunks, tile_m):
 
 
 @given(st.integers(1, 20000), st.integers(1, 16))
-def test_k_chunks_end_where_every_tile_k_does(k, chunks):
-    problem = Problem(AG, 64, 64, k, 1)
+def test_k_chunks_end_where_every_tile_k_does_and_double(k, chunks):
     run = RunConfig(chunk_axis=ChunkAxis.K, chunks=chunks)
-    bounds = chunk_bounds(k, chunk_size(problem, KERNEL, run))
-    assert bounds[-1][1] == k
-    assert all(begin % 128 == 0 for begin, _ in bounds)
+    first = chunk_size(Problem(AG, 64, 64, k, 1), KERNEL, run)
+    begins, ends = (ct.c_int64 * 16)(), (ct.c_int64 * 16)()
+    count = driver().k_chunks(ct.c_int64(first or k), ct.c_int64(k), begins, ends)
+    assert 1 <= count <= chunks
+    assert (begins[0], ends[count - 1]) == (0, k)
+    assert all(begins[i] == ends[i - 1] == first * 2 ** (i - 1) for i in range(1, count))
+    assert all(begin % 128 == 0 for begin in begins)
+    shares = schedule.chunk_sizes(Problem(AG, 64, 64, k, 1), KERNEL, run)
+    assert shares == pytest.approx([(ends[i] - begins[i]) / k for i in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("groups", "cut"),
+    [((), 0), ((8,), 8), ((1, 7), 8), ((1, 3, 4), 4), ((4, 4), 4), ((1, 1, 6), 2), ((1,), 0)],
+)
+def test_k_chunks_cut_the_slabs_of_the_first_remote_group(groups, cut):
+    assert RunConfig(groups).cut == cut
 
 
 def test_a_gathering_gemm_waits_longer_than_its_transport():
@@ -86,7 +114,7 @@ def test_a_gathering_gemm_waits_longer_than_its_transport():
     group, run = abi.Group(world=4, timeout_ns=1000), RunConfig(chunks=2)
     gather = Problem(AG, 512, 512, 512, 4)
     assert gemm_args(group, gather, KERNEL, run).group.timeout_ns == 1250
-    assert pull_args(group, 0, gather, KERNEL, run).group.timeout_ns == 1000
+    assert copy_args(group, gather, KERNEL, run).group.timeout_ns == 1000
     scatter = Problem(RS, 512, 512, 512, 4)
     assert gemm_args(group, scatter, KERNEL, run).group.timeout_ns == 1000
 

@@ -110,7 +110,7 @@ def test_the_prior_is_sorted_and_its_best_is_the_best_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "copies"), [(64, Transport.SM_COPY), (4096, Transport.COPY_ENGINE_PULL)]
+    ("m", "copies"), [(64, Transport.SM_COPY), (4096, Transport.COPY_ENGINE_PUSH)]
 )
 def test_the_transport_is_searched_with_the_rest(m: int, copies: Transport) -> None:
     """Few rows: copied by SMs before the GEMM; many: chunk by chunk beside it."""
@@ -120,7 +120,7 @@ def test_the_transport_is_searched_with_the_rest(m: int, copies: Transport) -> N
     best = candidates.ranked_runs(kernel)[0]
     assert best.transport is copies
     both = {run.transport for run in candidates.ranked_runs(kernel)}
-    assert both == {Transport.SM_COPY, Transport.COPY_ENGINE_PULL}
+    assert both == {Transport.SM_COPY, Transport.COPY_ENGINE_PUSH}
     for run in candidates.ranked_runs(kernel):
         assert candidates.decode(candidates.encode(kernel, run)) == (kernel, run)
     # With another grouping than it can have: the copy has none.

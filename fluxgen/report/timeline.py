@@ -95,7 +95,7 @@ def fused_timeline(
     gathers = problem.op is Op.AG_GEMM and problem.tp > 1
     spans: list[Span] = []
     arrived: dict[tuple[int, int], float] = {}
-    chunks = run.chunks if run.chunk_axis is ChunkAxis.K else 1
+    shares = run.shares if run.chunk_axis is ChunkAxis.K else (1.0,)
     if gathers:
         arrived = _arrivals(problem, topology, run, spans)
     free = [c.LAUNCH_US] * grid.slots
@@ -103,7 +103,7 @@ def fused_timeline(
     for i, (first, last) in enumerate(walk(grid, run.panel)):
         slot = i % grid.slots
         track, now = f"slot {slot}", free[slot]
-        for chunk in range(chunks):
+        for chunk, share in enumerate(shares):  # a slab that comes whole is chunk 0
             need = max(
                 (arrived.get((source, chunk), 0.0) for source in _sources(first, last, run.span)),
                 default=0.0,
@@ -111,9 +111,9 @@ def fused_timeline(
             if need > now:
                 spans.append(Span(track, f"waits for slab {last}", "wait", now, need))
                 now = need
-            name = f"tile of slab {last}" + (f", part {chunk}" if chunks > 1 else "")
-            spans.append(Span(track, name, "tile", now, now + tile_us / chunks))
-            now += tile_us / chunks
+            name = f"tile of slab {last}" + (f", part {chunk}" if len(shares) > 1 else "")
+            spans.append(Span(track, name, "tile", now, now + tile_us * share))
+            now += tile_us * share
         free[slot] = now
         ended.append((now, last))
     end = max(free) + gemm.once_us

@@ -96,7 +96,7 @@ class Stopwatch:
         """
         times: dict[str, list[float]] = {name: [] for name in candidates}
         while True:
-            for name, measured in self._round(candidates).items():
+            for name, measured in self.round(candidates).items():
                 times[name] += measured
             timings = {name: Timing.of(found) for name, found in times.items()}
             if judged and timings[judged].median_us > HOPELESS * best_us:
@@ -105,7 +105,8 @@ class Stopwatch:
             if known or min(map(len, times.values())) >= most:
                 return timings
 
-    def _round(self, candidates: Mapping[str, Queue]) -> dict[str, list[float]]:
+    def round(self, candidates: Mapping[str, Queue]) -> dict[str, list[float]]:
+        """``ROUND`` times of each candidate, in microseconds, all in turn, each with a cold L2."""
         events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
         torch.cuda._sleep(400_000)  # so that the host is ahead of the GPU
         queued = 0

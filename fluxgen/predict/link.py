@@ -35,9 +35,10 @@ def copy_arrivals(
         (visit, chunk, microseconds) for each remote chunk; visit 1 is the first remote slab. The
         own slab (visit 0) is there from the start and not listed.
     """
-    now, out = topology.latency_us, []
+    now, out, slab_us = topology.latency_us, [], transfer_us(slab_bytes, topology)
+    parts_us = [slab_us * share for share in run.shares]
     for visit, chunk, whole in copy_order(run, run.chunks, topology.world):
-        now += transfer_us(slab_bytes * (1.0 if whole else run.shares[chunk]), topology) + c.COPY_US
+        now += (slab_us if whole else parts_us[chunk]) + c.COPY_US
         out.append((visit, chunk, now))
     return out
 

@@ -9,6 +9,7 @@ later. The kernel's time is the maximum over all chunks: no simulation is needed
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
@@ -144,11 +145,12 @@ def _gather_timeline(
     slab = rows * problem.k * problem.signature.dtype.bytes
     arrivals = copy_arrivals(slab, run, topology)
     by_k = run.chunk_axis is ChunkAxis.K
+    before = [0.0, *accumulate(run.shares)]
     for source, chunk, arrival in arrivals:
         visit, place = divmod(source, run.span)
         begin = place * rows if by_k else place * rows + chunk * rows // run.chunks
         position = first_need(grid, run.panel, visit, begin // kernel.tile_m)
-        done = sum(run.shares[:chunk]) if by_k else 0.0  # of the tile, computed before the wait
+        done = before[chunk] if by_k else 0.0  # of the tile, computed before the wait
         end = max(end, arrival + gemm.rest_us(position, done))
     return end, arrivals[-1][2]
 

@@ -56,7 +56,8 @@ class Peers:
     def _flag(self, visit: int) -> int:
         from fluxgen.runtime import abi
 
-        return self.rank.mine.data_ptr() + abi.GATHERED_OFFSET + 4 * visit * abi.MAX_CHUNKS
+        base = int(self.rank.mine.data_ptr())
+        return base + abi.GATHERED_OFFSET + 4 * visit * abi.MAX_CHUNKS
 
     def _schedule(self, due: list[tuple[int, float]]) -> None:
         self.epoch += 1

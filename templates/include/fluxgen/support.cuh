@@ -154,8 +154,10 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStrea
     }
   }
   auto const fork = [&] { return order(stream, streams.copies, streams.event, message, size); };
-  bool const pulls = call.copy != nullptr && !call.copy->push;
-  bool const pushes = call.copy != nullptr && call.copy->push;
+  // Alone there is nothing to copy, and a stream that was not forked cannot be joined in a capture.
+  bool const copies = call.copy != nullptr && count_copies(*call.copy, chunks) > 0;
+  bool const pulls = copies && !call.copy->push;
+  bool const pushes = copies && call.copy->push;
   int status = pulls ? fork() : FLUXGEN_OK;
   bool began = false;
   if (status == FLUXGEN_OK) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+import sys
 from dataclasses import replace
 from itertools import islice, pairwise
 
@@ -234,17 +234,27 @@ def test_every_preset_has_a_baseline() -> None:
         assert 0.3 * gpu.tflops < rate < gpu.tflops, gpu.name
 
 
-def test_a_prediction_is_fast() -> None:
+def test_a_prediction_takes_few_calls() -> None:
+    """A search predicts tens of thousands; a call of Python's takes about 0.3 us (70 us in all)."""
     problem = Problem(Signature.of("ag_gemm"), 4096, 6144, 12288, 8)
     pairs = [
         (kernel, run)
-        for kernel in KERNELS[:20]
+        for kernel in KERNELS[:5]
         for run in islice(run_space(problem, H100, kernel), 50)
     ]
-    start = time.process_time()
-    for kernel, run in pairs:
-        predict(problem, H100, kernel, run)
-    assert (time.process_time() - start) / len(pairs) < 100e-6
+    calls = 0
+
+    def count(frame: object, event: str, what: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        for kernel, run in pairs:
+            predict(problem, H100, kernel, run)
+    finally:
+        sys.setprofile(None)
+    assert calls / len(pairs) < 300
 
 
 def test_step_adds_up_records_and_predictions() -> None:

@@ -31,6 +31,9 @@ from typing import Any
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 
+IN_FLIGHT = 10
+"""Timings queued at once: a decomposed call is up to forty launches."""
+
 SHAPES = Path(__file__).with_name("data") / "side_by_side_shapes.json"
 ARCH = "sm90"
 
@@ -163,7 +166,7 @@ def measure(problem: Problem, topology: Topology, db: Path | None, rounds: int) 
     from fluxgen.tune.device.rank import OneRank
     from fluxgen.tune.device.timing import Stopwatch
 
-    support, link = support_kernels(ARCH), emulated_link(ARCH)
+    support = support_kernels(ARCH)
     operands = Operands.of(problem)
     left = torch.cat(operands.left) if problem.op is Op.AG_GEMM else operands.left[0]
     weight = operands.weight
@@ -180,7 +183,7 @@ def measure(problem: Problem, topology: Topology, db: Path | None, rounds: int) 
         kernel = fused_kernel(problem.signature, found.kernel, ARCH)
         rows = problem.m if problem.op is Op.AG_GEMM else problem.m_local
         for name, present in (("fluxgen", False), ("present", True)):
-            rank = OneRank(problem, topology, support, link if not present else emulated_link(ARCH))
+            rank = OneRank(problem, topology, support, emulated_link(ARCH))  # epochs of its own
             rank.present(present)
             out = torch.full((rows, problem.n), float("nan"), dtype=left.dtype, device="cuda")
             candidates[name] = rank.call(kernel, found.run, left, weight, out, present)
@@ -192,7 +195,7 @@ def measure(problem: Problem, topology: Topology, db: Path | None, rounds: int) 
             rank.finish(20.0)
         peers.rank.finish(20.0)
 
-    watch = Stopwatch(finish)
+    watch = Stopwatch(finish, IN_FLIGHT)
     watch.warm(candidates["gemm"][1])
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
@@ -208,7 +211,8 @@ def measure(problem: Problem, topology: Topology, db: Path | None, rounds: int) 
     gemm, unfused = figures["gemm"]["median"], figures["unfused"]["median"]
     for figure in figures.values():
         figure["E"] = round(1 - (figure["median"] - gemm) / (unfused - gemm), 3)
-    peers.link.close()
+    for each in (peers.rank, *(rank for rank, _ in ranks)):
+        each.link.close()  # its thread polls
     return {
         "op": problem.op.value, "m": problem.m, "n": problem.n, "k": problem.k, "tp": problem.tp,
         "record": found.text, "kernel": found.kernel.name if found.kernel else None,

@@ -25,8 +25,8 @@ HOPELESS = 1.2
 """A candidate is not timed beyond its first round when it takes this much longer than the best."""
 
 IN_FLIGHT = 48
-"""Timings that are queued at once. With about 1000 launches queued the driver makes the host wait,
-and with it the thread that raises the flags that the GPU waits for."""
+"""Timings of few launches that are queued at once. With about 1000 launches queued the driver makes
+the host wait, and with it the thread that raises the flags that the GPU waits for."""
 
 _FLUSH_BYTES = 256 << 20  # several times any L2
 
@@ -62,10 +62,11 @@ class Stopwatch:
 
     Args:
         finish: called to wait for the GPU after each round; raises what went wrong there.
+        in_flight: timings that are queued at once.
     """
 
-    def __init__(self, finish: Callable[[], None]) -> None:
-        self._finish = finish
+    def __init__(self, finish: Callable[[], None], in_flight: int = IN_FLIGHT) -> None:
+        self._finish, self._in_flight = finish, in_flight
         self._flushed = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
     def warm(self, work: Callable[[], None], ms: float = 30.0) -> None:
@@ -119,7 +120,7 @@ class Stopwatch:
                 work()
                 end.record()
                 queued += 1
-                if queued % IN_FLIGHT == 0:
+                if queued % self._in_flight == 0:
                     self._finish()
                 if turn:  # the first one of each finds an idle or a changed GPU
                     events.setdefault(name, []).append((begin, end))

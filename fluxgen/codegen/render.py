@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 
+from fluxgen.codegen import ampere
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import RenderError, UnsupportedError
 from fluxgen.core.problem import Op, Signature
@@ -76,30 +77,32 @@ def render_kernel(
     Raises:
         UnsupportedError: no template for ``arch``. RenderError: see :func:`render_template`.
     """
-    if arch != "sm90":
-        raise UnsupportedError(
-            f"arch {arch}: expected sm90; Ampere kernels come in a later release"
-        )
+    if arch not in ("sm80", "sm86", "sm89", "sm90"):
+        raise UnsupportedError(f"arch {arch}: expected sm80, sm86, sm89 or sm90")
+    ours = kernel.schedule in ampere.WARPS
+    if ours is (arch == "sm90"):
+        raise UnsupportedError(f"arch {arch}: has no schedule {kernel.schedule.value}")
     name = kernel_name(signature, arch, kernel)
-    text = render_template(
-        f"gemm_{arch}.cu.j2",
-        {
-            "name": name,
-            "op": _OPS[signature.op],
-            "element": signature.dtype.cutlass,
-            "b_transposed": "true" if signature.b_layout == "kn" else "false",
-            "tile_m": kernel.tile_m,
-            "tile_n": kernel.tile_n,
-            "tile_k": kernel.tile_k,
-            "cluster_m": kernel.cluster_m,
-            "cluster_n": kernel.cluster_n,
-            "cooperative": "true" if kernel.schedule is Schedule.COOPERATIVE else "false",
-            "stages": kernel.stages,
-            "extended_mma": kernel.tile_n in _EXTENDED_MMA_N,
-        },
-        root,
-    )
-    return Rendered(name, text, arch)
+    values: dict[str, object] = {
+        "name": name,
+        "op": _OPS[signature.op],
+        "element": signature.dtype.cutlass,
+        "b_transposed": "true" if signature.b_layout == "kn" else "false",
+        "tile_m": kernel.tile_m,
+        "tile_n": kernel.tile_n,
+        "tile_k": kernel.tile_k,
+        "stages": kernel.stages,
+    }
+    if ours:
+        values["warps_m"], values["warps_n"] = ampere.warp_grid(kernel)
+        return Rendered(name, render_template("gemm_sm80.cu.j2", values, root), arch)
+    values |= {
+        "cluster_m": kernel.cluster_m,
+        "cluster_n": kernel.cluster_n,
+        "cooperative": "true" if kernel.schedule is Schedule.COOPERATIVE else "false",
+        "extended_mma": kernel.tile_n in _EXTENDED_MMA_N,
+    }
+    return Rendered(name, render_template("gemm_sm90.cu.j2", values, root), arch)
 
 
 def render_support(arch: str, root: Path | None = None) -> Rendered:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from fluxgen.codegen import ampere
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, ceil_div
 from fluxgen.core.topology import Gpu, LinkKind, Topology
@@ -63,10 +64,10 @@ def accumulator_registers(kernel: KernelConfig) -> int:
 
 def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> str | None:
     """Why ``kernel`` cannot be compiled for ``signature`` on ``gpu``, or None if it can."""
-    if gpu.cc != 90:
+    if gpu.cc != 90 and not 80 <= gpu.cc < 90:
         return (
-            f"{gpu.name} is {gpu.arch}: kernels are generated for sm90 (Hopper) only; Ampere "
-            "kernels come in a later release, use the unfused path"
+            f"{gpu.name} is {gpu.arch}: kernels are generated for sm80 to sm89 and for sm90; use "
+            "the unfused path"
         )
     if signature.epilogue != "none":
         return f"epilogue {signature.epilogue!r}: kernels have no fused epilogue yet"
@@ -75,6 +76,10 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
             f"output type {signature.out_dtype.value} differs from input type "
             f"{signature.dtype.value}: kernels write the input type"
         )
+    if gpu.cc != 90:
+        return ampere.why_illegal(kernel, gpu.smem_kb, signature.b_layout == "kn")
+    if kernel.schedule not in (Schedule.PINGPONG, Schedule.COOPERATIVE):
+        return f"schedule {kernel.schedule.value} is Ampere's; on sm90 use pingpong or cooperative"
     for name, value, valid in (
         ("tile_m", kernel.tile_m, TILE_M),
         ("tile_n", kernel.tile_n, TILE_N),
@@ -113,9 +118,13 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
 
 
 def kernel_space(signature: Signature, gpu: Gpu) -> Iterator[KernelConfig]:
-    """Every legal kernel with automatic stages, in a fixed order."""
+    """Every legal kernel (sm90: with automatic stages), in a fixed order."""
+    if gpu.cc != 90:
+        legal = (k for k in ampere.kernels() if why_illegal_kernel(signature, gpu, k) is None)
+        yield from legal
+        return
     for tile_m, tile_n, tile_k, cluster, schedule in product(
-        TILE_M, TILE_N, TILE_K, CLUSTERS, Schedule
+        TILE_M, TILE_N, TILE_K, CLUSTERS, (Schedule.PINGPONG, Schedule.COOPERATIVE)
     ):
         kernel = KernelConfig(tile_m, tile_n, tile_k, *cluster, schedule)
         if why_illegal_kernel(signature, gpu, kernel) is None:
@@ -155,11 +164,13 @@ def why_illegal(
     rows = problem.m // world
     if run.span < 1 or world % run.span or any(group % run.span for group in run.groups):
         return f"span {run.span} does not divide the {world} ranks and every group {run.groups}"
-    if run.span > 1 and problem.op is Op.GEMM_RS:
+    if run.span > 1 and problem.op is Op.GEMM_RS and run.chunks > 1:
+        return f"span {run.span}: gemm_rs then has one chunk, not {run.chunks}"
+    if run.span > 1 and problem.op is Op.GEMM_RS and topology.gpu.cc == 90:
         unit = epilogue_tile(kernel)[0]
         if accumulator_registers(kernel) > MAX_SPAN_ACCUMULATORS:
             return f"span {run.span}: the subtile loop of gemm_rs spills on {kernel.name}"
-        if rows * run.span != kernel.tile_m or rows % unit or run.chunks > 1:
+        if rows * run.span != kernel.tile_m or rows % unit:
             return (
                 f"span {run.span} with slabs of {rows} rows: gemm_rs needs span slabs to be one "
                 f"tile of {kernel.tile_m} rows, each a multiple of {unit}, in one chunk"

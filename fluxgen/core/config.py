@@ -10,10 +10,14 @@ from fluxgen.core.errors import UsageError
 
 
 class Schedule(str, enum.Enum):
-    """The warp-specialised schedules of CUTLASS 3 (``cutlass/gemm/dispatch_policy.hpp``)."""
+    """How the warps of a block share the work (``cutlass/gemm/dispatch_policy.hpp``)."""
 
     PINGPONG = "pingpong"
     COOPERATIVE = "cooperative"
+    """sm90: ``KernelTmaWarpSpecializedPingpong`` and ``...Cooperative``."""
+    MULTISTAGE_4 = "multistage4"
+    MULTISTAGE_8 = "multistage8"
+    """sm80: ``MainloopSm80CpAsync`` with so many warps, which load and multiply in turn."""
 
 
 class Transport(str, enum.Enum):
@@ -51,8 +55,8 @@ class KernelConfig:
     Attributes:
         tile_m, tile_n, tile_k: the CTA tile, elements.
         cluster_m, cluster_n: CTAs of a cluster along M and N.
-        schedule: ping-pong or cooperative consumer warpgroups.
-        stages: shared-memory pipeline stages, 0 for as many as fit.
+        schedule: ping-pong or cooperative consumer warpgroups (sm90), or warps (sm80).
+        stages: shared-memory pipeline stages, 0 for as many as fit (sm90).
     """
 
     tile_m: int

@@ -216,7 +216,7 @@ class KernelInfo(_Struct):
         ("stages", ct.c_int32),
         ("smem_bytes", ct.c_int32),
         ("b_transposed", ct.c_int32),
-        ("reserved", ct.c_uint32),
+        ("warps", ct.c_int32),
     ]
 
 

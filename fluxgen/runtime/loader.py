@@ -12,6 +12,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from fluxgen.codegen import ampere
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError
 from fluxgen.core.problem import Signature
@@ -105,6 +106,7 @@ class FusedKernel(Library):
             self.info.cluster_m,
             self.info.cluster_n,
             bool(self.info.cooperative),
+            self.info.warps,
         )
         expected = (
             abi.OPS[signature.op.value],
@@ -116,6 +118,7 @@ class FusedKernel(Library):
             kernel.cluster_m,
             kernel.cluster_n,
             kernel.schedule is Schedule.COOPERATIVE,
+            ampere.WARPS.get(kernel.schedule, 0),
         )
         if found != expected or kernel.stages not in (0, self.info.stages):
             raise KernelError(f"{path}: holds kernel {found}, expected {expected}")

@@ -142,11 +142,11 @@ typedef struct fluxgen_kernel_info {
   int32_t dtype;         // 0: bf16, 1: fp16
   int32_t tile_m, tile_n, tile_k;
   int32_t cluster_m, cluster_n;
-  int32_t cooperative;   // 0: ping-pong
+  int32_t cooperative;   // 0: ping-pong, and on sm80
   int32_t stages;
   int32_t smem_bytes;    // dynamic shared memory of one block
   int32_t b_transposed;  // 1: B is (k, n)
-  uint32_t reserved;
+  int32_t warps;         // sm80: of the MMA; else 0
 } fluxgen_kernel_info;
 
 #ifdef __cplusplus

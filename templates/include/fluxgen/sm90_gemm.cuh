@@ -5,8 +5,6 @@
 #ifndef FLUXGEN_SM90_GEMM_CUH_
 #define FLUXGEN_SM90_GEMM_CUH_
 
-#include <cstdio>
-
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
 #include "cutlass/numeric_types.h"
@@ -16,7 +14,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/device_kernel.h"
 
-#include "fluxgen/abi.h"
+#include "fluxgen/gemm_arguments.cuh"
 #include "fluxgen/sm90_scheduler.cuh"
 #include "fluxgen/sm90_signal_epilogue.cuh"
 #include "fluxgen/sm90_wait_mainloop.cuh"
@@ -70,50 +68,6 @@ struct Sm90Gemm {
   static_assert(alignof(typename Kernel::Params) >= 64, "TMA descriptors need 64-byte alignment");
   static constexpr int kStageCount = BaseMainloop::DispatchPolicy::Stages;
 };
-
-inline int fail(char* message, int64_t size, int status, char const* format, long long a = 0,
-                long long b = 0) {
-  if (message != nullptr && size > 0) {
-    std::snprintf(message, size_t(size), format, a, b);
-  }
-  return status;
-}
-inline int cuda_fail(char* message, int64_t size, char const* what, cudaError_t error) {
-  if (message != nullptr && size > 0) {
-    std::snprintf(message, size_t(size), "%s: %s", what, cudaGetErrorString(error));
-  }
-  return FLUXGEN_CUDA_ERROR;
-}
-
-inline bool aligned16(void const* pointer) {
-  return (reinterpret_cast<uintptr_t>(pointer) & 15u) == 0u;
-}
-
-// What every entry checks of a group; `need` is the bytes of one half that the call uses.
-inline int check_group(fluxgen_group const& group, int64_t need, char* message, int64_t size) {
-  if (group.world < 1 || group.world > FLUXGEN_MAX_WORLD || group.rank < 0 ||
-      group.rank >= group.world) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "rank %lld of world %lld: expected 0 <= rank < world <= 16", group.rank,
-                group.world);
-  }
-  for (int peer = 0; peer < group.world; ++peer) {
-    if (group.peers[peer] == nullptr || (reinterpret_cast<uintptr_t>(group.peers[peer]) & 255u)) {
-      return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                  "workspace of rank %lld: expected a 256-byte aligned address", peer);
-    }
-  }
-  if (group.stage_bytes % 1024 != 0 || group.stage_bytes < 0) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "stage_bytes: expected a multiple of 1024; found %lld", group.stage_bytes);
-  }
-  if (group.half_bytes % 1024 != 0 || group.half_bytes < need) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "half_bytes: expected a multiple of 1024 of at least %lld; found %lld", need,
-                group.half_bytes);
-  }
-  return FLUXGEN_OK;
-}
 
 // The most a persistent kernel may launch on this device: clusters that are resident together.
 template <class Kernel>
@@ -174,95 +128,20 @@ DeviceFacts const& device_facts(int device) {
 // Everything the TMA path cannot take is refused here, before anything is launched.
 template <class Config>
 int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
-  if (args.abi_version != FLUXGEN_ABI_VERSION || args.struct_size != sizeof(args)) {
-    return fail(message, size, FLUXGEN_BAD_ABI,
-                "argument struct version %lld of %lld bytes does not match this library",
-                args.abi_version, args.struct_size);
+  using Gemm = Sm90Gemm<Config>;
+  if (int const status = check_gemm(args, facts_of<Config>(), message, size)) {
+    return status;
   }
-  if (int const status = check_group(args.group, 0, message, size)) {
-    return status;  // first: what follows divides by the world
-  }
-  constexpr int64_t kAlign = Sm90Gemm<Config>::kAlign;
-  constexpr int64_t kMaxDim = INT32_MAX - 1024;
-  if (args.rows < 1 || args.n < 1 || args.k < 1 || args.rows > kMaxDim || args.n > kMaxDim ||
-      args.k > kMaxDim) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "rows, n, k: expected 1 to 2^31-1025 each; a zero size is never launched");
-  }
-  if (args.n % kAlign || args.k % kAlign) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "n=%lld, k=%lld: TMA needs both to be multiples of 8 (16 bytes)", args.n, args.k);
-  }
-  bool const gathers = Sm90Gemm<Config>::kAllGather;
-  int64_t const b_row = Config::kBTransposed ? args.n : args.k;
-  if (args.a_row_stride < args.k || args.b_row_stride < b_row ||
-      (gathers && args.d_row_stride < args.n)) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT, "a row stride is shorter than its row");
-  }
-  if (args.a_row_stride % kAlign || args.b_row_stride % kAlign ||
-      (gathers && args.d_row_stride % kAlign)) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "row strides: TMA needs multiples of 8 elements (16 bytes)");
-  }
-  if (!aligned16(args.a) || args.a == nullptr || !aligned16(args.b) || args.b == nullptr ||
-      (gathers && (args.d == nullptr || !aligned16(args.d)))) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "pointers: TMA needs non-null addresses that are multiples of 16 bytes");
-  }
-  if (args.own != nullptr && (!gathers || !aligned16(args.own) || args.own_row_stride < args.k ||
-                              args.own_row_stride % kAlign)) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "own: expected rows of k elements, at multiples of 16 bytes, of an ag_gemm");
-  }
-  int64_t const extent = args.chunk_axis == FLUXGEN_CHUNK_K ? args.k : args.rows;
-  int64_t const unit = args.chunk_axis == FLUXGEN_CHUNK_K
-                           ? int64_t(Config::kTileK)
-                           : (gathers ? 1 : int64_t(Config::kTileM));
-  if (args.chunk_axis < 0 || args.chunk_axis > (gathers ? 1 : 0) || args.chunk_size < 0 ||
-      args.chunk_size % unit) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "chunk_size=%lld: expected a multiple of %lld on an axis this op has",
-                args.chunk_size, unit);
-  }
-  int64_t const chunks =
-      args.chunk_size == 0 ? 1
-      : args.chunk_axis == FLUXGEN_CHUNK_K ? k_chunk_count(args.chunk_size, extent)
-                                           : (extent + args.chunk_size - 1) / args.chunk_size;
-  if (chunks > FLUXGEN_MAX_CHUNKS) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "chunk_size=%lld cuts %lld into more than 16 chunks", args.chunk_size, extent);
-  }
-  if (args.cut < 0 || args.cut > args.group.world) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "cut=%lld: expected at most world=%lld slabs that come in chunks", args.cut,
-                args.group.world);
-  }
-  if (args.span < 0 || (args.span > 1 && args.group.world % args.span)) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "span=%lld: expected a divisor of world=%lld", args.span, args.group.world);
-  }
-  if constexpr (!Sm90Gemm<Config>::kAllGather) {
-    if (args.span > 1 &&
-        (!Sm90Gemm<Config>::kCanSpan || args.rows * args.span != Config::kTileM ||
-         args.chunk_size || args.rows % Sm90Gemm<Config>::Epilogue::kSubtileM)) {
+  if constexpr (!Gemm::kAllGather) {
+    if (args.span > 1 && (!Gemm::kCanSpan || args.rows * args.span != Config::kTileM ||
+                          args.chunk_size || args.rows % Gemm::Epilogue::kSubtileM)) {
       return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                   "span=%lld with slabs of %lld rows: gemm_rs needs their product to be one tile of "
                   "at most 160 accumulators a thread, whole subtiles a slab, and no chunks",
                   args.span, args.rows);
     }
   }
-  for (int g = 0; args.span > 1 && g < args.group_count && g < FLUXGEN_MAX_WORLD; ++g) {
-    if (args.groups[g] % args.span) {
-      return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                  "groups: expected multiples of span=%lld; found %lld", args.span, args.groups[g]);
-    }
-  }
-  if (args.rows > kMaxDim / args.group.world) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT, "m=%lld rows: expected at most 2^31-1025",
-                args.rows * args.group.world);
-  }
-  int64_t const inbox = gathers ? 0 : args.group.world * args.rows * args.n;
-  return check_group(args.group, inbox * int64_t(sizeof(typename Config::Element)), message, size);
+  return FLUXGEN_OK;
 }
 
 // What a kernel is launched with; `params` is the kernel's one parameter.
@@ -297,17 +176,10 @@ int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* messa
     return cuda_fail(message, size, "preparing the kernel", facts.error);
   }
 
-  int64_t const tile_columns = int64_t(Config::kTileN) * Config::kClusterN;
   int const span = args.span > 1 ? args.span : 1;
-  int32_t groups[FLUXGEN_MAX_WORLD] = {};
-  for (int g = 0; g < args.group_count && g < FLUXGEN_MAX_WORLD; ++g) {
-    groups[g] = args.groups[g] / span;
-  }
   TileOrder order;
-  if (!make_tile_order(&order, Config::kOp, args.group.world / span, args.group.rank / span,
-                       (args.rows * span + Config::kTileM - 1) / Config::kTileM,
-                       (args.n + tile_columns - 1) / tile_columns, Config::kClusterM, args.panel,
-                       groups, args.group_count)) {
+  if (!order_of(args, facts_of<Config>(), Config::kTileN * Config::kClusterN, Config::kClusterM,
+                &order)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "groups: expected positive counts that sum to world=%lld", args.group.world);
   }
@@ -438,25 +310,5 @@ int describe(fluxgen_kernel_info* info) {
 }
 
 }  // namespace fluxgen
-
-// The symbols of a compiled kernel.
-#define FLUXGEN_EXPORT_GEMM(Config)                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_kernel_describe(            \
-      fluxgen_kernel_info* info) {                                                          \
-    return fluxgen::describe<Config>(info);                                                 \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_check(                 \
-      fluxgen_gemm_args const* args, char* message, int64_t size) {                         \
-    return fluxgen::check<Config>(*args, message, size);                                    \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_launch(                \
-      fluxgen_gemm_args const* args, void* stream, char* message, int64_t size) {           \
-    return fluxgen::launch<Config>(*args, static_cast<cudaStream_t>(stream), message, size); \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_update(                \
-      fluxgen_gemm_args const* args, void* graph, void* node, char* message, int64_t size) { \
-    return fluxgen::update<Config>(*args, static_cast<cudaGraphExec_t>(graph),              \
-                                   static_cast<cudaGraphNode_t>(node), message, size);      \
-  }
 
 #endif  // FLUXGEN_SM90_GEMM_CUH_

@@ -156,8 +156,16 @@ inline void prepare_for_neighbours() {
   (void)done;
 }
 
+// Whether a kernel may be launched programmatically on the current device: from Hopper on.
+inline bool launches_early() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major >= 9;
+}
+
 // Queue the kernel of `args` (begin or reduce) on a stream. `early`: it may start while the kernel
-// before it ends.
+// before it ends, where the device can do that.
 template <class Args>
 int launch(Args const& args, cudaStream_t stream, bool early, char* message, int64_t size) {
   SupportLaunch prepared;
@@ -173,7 +181,7 @@ int launch(Args const& args, cudaStream_t stream, bool early, char* message, int
   config.blockDim = dim3(unsigned(prepared.threads));
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
+  config.numAttrs = early && launches_early() ? 1 : 0;
   void* parameters[] = {const_cast<Args*>(&args)};
   cudaError_t const error = cudaLaunchKernelExC(&config, prepared.kernel, parameters);
   return cuda_status(error, prepared.name, message, size);

@@ -1,0 +1,138 @@
+"""The copies of an ag_gemm as C queues them: in the model's order, each byte once, to its place."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import itertools
+
+import pytest
+
+from fluxgen.build import toolchain
+from fluxgen.build.compiler import Source
+from fluxgen.build.store import Store
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
+from fluxgen.core.errors import ToolchainError
+from fluxgen.core.problem import Problem, Signature
+from fluxgen.predict.link import copy_order
+from fluxgen.runtime import abi
+from fluxgen.runtime.arguments import copy_args
+from fluxgen.runtime.workspace import sizes
+
+pytestmark = pytest.mark.nvcc
+
+TEXT = """
+#include "fluxgen/support_launch.cuh"
+extern "C" __attribute__((visibility("default"))) int64_t copies_of(fluxgen_copy_args const* args,
+                                                                    int64_t* out) {
+  int chunks = 0;
+  if (fluxgen::check_copies(*args, &chunks, nullptr, 0) != FLUXGEN_OK) return -1;
+  int const count = fluxgen::count_copies(*args, chunks);
+  for (int i = 0; i < count; ++i) {
+    fluxgen::SlabCopy const c = fluxgen::slab_copy(*args, chunks, i);
+    int64_t const row[] = {c.peer, c.chunk, c.last, int64_t(c.awaited),
+                           reinterpret_cast<int64_t>(c.to), reinterpret_cast<int64_t>(c.from),
+                           int64_t(c.width), int64_t(c.rows), int64_t(c.to_pitch),
+                           int64_t(c.from_pitch)};
+    for (int64_t value : row) *out++ = value;
+  }
+  return count;
+}
+"""
+FIELDS = 10
+BASE, X, GATHERED = 1 << 40, 1 << 44, 1 << 45
+KERNEL = KernelConfig(128, 128, 64)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    try:
+        tools = toolchain.find()
+    except ToolchainError as error:
+        pytest.skip(f"no toolchain: {error}")
+    store = Store(tmp_path_factory.mktemp("store") / "s")
+    built = store.build(Source.of("copies_sm90", TEXT, "sm90", abi=str(abi.ABI_VERSION)), tools)
+    found = ct.CDLL(str(built.path))
+    found.copies_of.restype = ct.c_int64
+    return found
+
+
+def copies(library, problem, run, rank, padding):
+    parts = sizes(problem, *Transport)
+    group = abi.Group(
+        world=problem.tp, rank=rank, stage_bytes=parts.stage, half_bytes=parts.half,
+        gathered_bytes=parts.gathered,
+    )  # fmt: skip
+    for peer in range(problem.tp):
+        group.peers[peer] = BASE * (peer + 1)
+    args = copy_args(group, problem, KERNEL, run)
+    args.gathered, args.x = GATHERED, X
+    args.row_stride_bytes += padding
+    out = (ct.c_int64 * (FIELDS * abi.MAX_WORLD * abi.MAX_CHUNKS))()
+    count = library.copies_of(ct.byref(args), out)
+    assert count >= 0
+    rows = [tuple(out[i * FIELDS : (i + 1) * FIELDS]) for i in range(count)]
+    return parts, args.row_stride_bytes, rows
+
+
+RUNS = [
+    RunConfig(groups, 0, axis, chunks, 0, transport)
+    for groups, (axis, chunks), transport in itertools.product(
+        [(), (1, 3), (2, 2), (1, 1, 2)],
+        [(ChunkAxis.M, 1), (ChunkAxis.M, 2), (ChunkAxis.K, 2), (ChunkAxis.K, 4)],
+        [Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH],
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "run", RUNS, ids=lambda r: f"{r.groups}-{r.chunk_axis}{r.chunks}-{r.transport}"
+)
+@pytest.mark.parametrize(("rows", "k", "padding"), [(256, 1024, 0), (129, 1000, 64)])
+def test_every_byte_goes_to_its_place_once_in_the_models_order(library, run, rows, k, padding):
+    world, rank = 4, 1
+    problem = Problem(Signature.of("ag_gemm"), rows * world, 64, k, world)
+    pushes = run.transport is Transport.COPY_ENGINE_PUSH
+    padding = padding if pushes else 0  # what is pulled was staged without
+    parts, stride, found = copies(library, problem, run, rank, padding)
+    slab, width = rows * k * 2, k * 2
+    step = -1 if pushes else 1  # pushed first to the rank whose next slab this is
+    made = len({chunk for _, chunk, *_ in found})
+    want = [(rank + step * v) % world for v, _, _ in copy_order(run, made, world)]
+    assert [peer for peer, *_ in found] == want
+    assert [c for _, c, *_ in found] == [c for _, c, _ in copy_order(run, made, world)]
+    moved = {peer: set() for peer in range(world) if peer != rank}
+    ready, ended = 0, set()
+    for peer, chunk, last, awaited, to, source, piece, pieces, to_pitch, from_pitch in found:
+        ready |= awaited
+        assert ready >> peer & 1, "its peer has been waited for"
+        assert peer not in ended
+        if last:
+            ended.add(peer)
+        matrix = BASE * (peer + 1) + parts.gathered_offset if pushes else GATHERED
+        to_slab = matrix + (rank if pushes else peer) * slab
+        from_slab = X if pushes else BASE * (peer + 1) + abi.DATA_OFFSET
+        if pieces == 1 and piece > width:  # several rows in one
+            assert stride == width or not pushes
+        for i in range(pieces):
+            at, behind = to - to_slab + i * to_pitch, source - from_slab + i * from_pitch
+            assert 0 <= at <= slab - piece
+            for row in range(at // width, (at + piece - 1) // width + 1):
+                low, high = max(at, row * width), min(at + piece, (row + 1) * width)
+                assert behind + low - at == row * (stride if pushes else width) + low - row * width
+                part = (row, low - row * width, high - row * width)
+                assert part not in moved[peer]
+                moved[peer].add(part)
+        assert chunk < abi.MAX_CHUNKS
+    assert ended == set(moved)
+    for parts_of in moved.values():
+        by_row = {}
+        for row, low, high in sorted(parts_of):
+            assert by_row.get(row, 0) == low, "no hole, nothing twice"
+            by_row[row] = high
+        assert by_row == dict.fromkeys(range(rows), width)
+
+
+def test_alone_nothing_is_copied(library):
+    problem = Problem(Signature.of("ag_gemm"), 128, 64, 256, 1)
+    for run in (RunConfig(), RunConfig(transport=Transport.COPY_ENGINE_PUSH)):
+        assert copies(library, problem, run, 0, 0)[2] == []

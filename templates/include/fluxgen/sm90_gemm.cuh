@@ -216,6 +216,8 @@ int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* messa
     arguments.mainloop.wait.chunk_k_tiles =
         !along_k ? 0 : (chunk == 0 ? (k + Config::kTileK - 1) / Config::kTileK
                                    : chunk / Config::kTileK);
+    arguments.mainloop.wait.last_chunk =
+        chunk == 0 ? 0 : (along_k ? k_chunk_count(chunk, k) : (rows + chunk - 1) / chunk) - 1;
     arguments.mainloop.wait.cut = args.cut > 0 ? args.cut : args.group.world;
     arguments.epilogue.ptr_D = static_cast<Element*>(args.d);
     cute::get<0>(arguments.epilogue.dD) = args.d_row_stride;

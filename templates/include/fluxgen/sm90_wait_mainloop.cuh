@@ -8,6 +8,10 @@
 // K chunks: the load runs in pieces, one per chunk, and waits before each: every tile starts early.
 // Only the first `cut` slabs need come so; of the later ones every piece waits for the whole slab.
 //
+// A flag read costs about a microsecond, as much as two stages of the pipeline hold, so the warp asks
+// once: it keeps the epoch of the call, and which slabs have come whole. A tile of those is loaded
+// like any other.
+//
 // The gathered A is one (m, k) matrix, so one TMA descriptor reaches all of it. A tile of the last
 // rows of a slab reads on into the next slab, which may not have arrived: those rows are never
 // stored. `span` adjacent slabs may be tiled as one, so that slabs
@@ -28,6 +32,7 @@ struct WaitArguments {
   int32_t chunk_rows = 0;      // M axis; as large as rows for one chunk
   int32_t chunk_k_tiles = 0;   // K axis: tiles of K in the first chunk; 0 on the M axis
   int32_t cut = 0;             // K axis: slabs that come in chunks, from this rank's on
+  int32_t last_chunk = 0;      // of a slab that comes in chunks, along either axis
   void const* own = nullptr;   // this rank's slab; null: it is waited for like the others
   int64_t own_row_stride = 0;
   int32_t ends_call = 0;
@@ -92,21 +97,26 @@ struct WaitMainloop : Base {
     // Tiles past the edge exist inside a cluster. Nobody sets flags for them, and they load
     // nothing of A that is stored (but their share of B, which a partner needs): they do not wait.
     int const end = row < slab_rows ? cute::min(row + kTileM, slab_rows) : row;
-    uint32_t const epoch = row < end ? gather_epoch(wait.group) : 0u;
-
     auto const tiles = rows_of(params, slab_rows * (wait.group.world / wait.span), wait.k,
                                int(slab) * slab_rows);
     auto const from_slab = cute::make_tuple(tiles, cute::get<1>(inputs));
     auto const in_slab = cute::make_coord(m, n, k, 0);
+    int const first = int(slab) * wait.span + row / wait.rows;
+    int const last = row < end ? int(slab) * wait.span + (end - 1) / wait.rows : first - 1;
+    bool const starts = !knows_epoch_;
+    if (row < end && starts) {
+      epoch_ = gather_epoch(wait.group);
+      knows_epoch_ = true;
+    }
 
-    if (wait.chunk_k_tiles == 0) {
-      wait_rows(wait, int(slab) * wait.span, row, end, epoch, lane);
+    if (wait.chunk_k_tiles == 0 || (!starts && have_come(wait, first, last, lane))) {
+      wait_rows(wait, int(slab) * wait.span, row, end, lane);
       Base::load(params, pipeline, state, from_slab, in_slab, k_tile, k_tile_count, lane,
                  block_rank_in_cluster, storage);
       return;
     }
     for (int chunk = 0; k_tile_count > 0; ++chunk) {
-      wait_columns(wait, int(slab) * wait.span, row, end, chunk, epoch, lane);
+      wait_columns(wait, first, last, chunk, lane);
       int const next = int(k_chunk_end(wait.chunk_k_tiles, chunk, INT32_MAX) -
                            k_chunk_begin(wait.chunk_k_tiles, chunk));
       int const piece = cute::min(k_tile_count, next);
@@ -118,12 +128,14 @@ struct WaitMainloop : Base {
       }
       k_tile_count -= piece;
     }
+    note_whole(first, last);
   }
 
   CUTLASS_DEVICE void load_tail(MainloopPipeline pipeline, PipelineState state) {
     Base::load_tail(pipeline, state);
     if (wait_ != nullptr && wait_->ends_call != 0 && cute::elect_one_sync()) {
-      end_gather(wait_->group, gather_epoch(wait_->group), gridDim.x * gridDim.y * gridDim.z);
+      uint32_t const epoch = knows_epoch_ ? epoch_ : gather_epoch(wait_->group);
+      end_gather(wait_->group, epoch, gridDim.x * gridDim.y * gridDim.z);
     }
   }
 
@@ -139,40 +151,89 @@ struct WaitMainloop : Base {
                             cute::Step<cute::_1, cute::Underscore, cute::_1>{});
   }
 
+  // Flag of the last chunk of a source's slab: copies and flags come in order.
+  CUTLASS_DEVICE static int last_chunk(WaitArguments const& wait, int source) {
+    bool const by_rows = wait.chunk_k_tiles == 0;
+    return by_rows || visit_of(wait, source) < wait.cut ? wait.last_chunk : 0;
+  }
+  CUTLASS_DEVICE static int visit_of(WaitArguments const& wait, int source) {
+    return (source < wait.group.rank ? wait.group.world : 0) + source - wait.group.rank;
+  }
+  CUTLASS_DEVICE static uint32_t bits(int first, int last) {
+    return (2u << last) - (1u << first);
+  }
+  CUTLASS_DEVICE void note_whole(int first, int last) {
+    if (first <= last) {
+      whole_ |= bits(first, last);
+    }
+  }
+
+  // Whether all these sources' slabs are here. Not for a block's first tile, which would wait for the
+  // answer.
+  CUTLASS_DEVICE bool have_come(WaitArguments const& wait, int first, int last, int lane) {
+    if (first > last || (bits(first, last) & ~whole_) == 0u) {
+      return true;
+    }
+    bool come = true;
+    for (int source = first + lane; source <= last; source += 32) {
+      uint32_t const* flag = flag_of(wait, source, last_chunk(wait, source));
+      come = come && epoch_reached(load_acquire_system(flag), epoch_);
+    }
+    come = __all_sync(0xffffffffu, come);
+    if (come) {
+      note_whole(first, last);
+      order_loads();
+    }
+    return come;
+  }
+
   // The whole warp waits, one lane a chunk; whichever lane issues the TMA load afterwards is then
   // ordered behind all of them. The load runs in the async proxy, hence the proxy fence.
-  CUTLASS_DEVICE static void wait_rows(WaitArguments const& wait, int first_source, int row,
-                                       int end, uint32_t epoch, int lane) {
+  CUTLASS_DEVICE void wait_rows(WaitArguments const& wait, int first_source, int row, int end,
+                                int lane) {
+    if (row >= end) {
+      return;
+    }
+    bool waited = false;
     while (row < end) {
-      int const source = row / wait.rows;
-      int const begin = source * wait.rows;
+      int const place = row / wait.rows;
+      int const source = first_source + place;
+      int const begin = place * wait.rows;
       int const stop = cute::min(end, begin + wait.rows);
-      int const last = (stop - 1 - begin) / wait.chunk_rows;
-      for (int chunk = (row - begin) / wait.chunk_rows + lane; chunk <= last; chunk += 32) {
-        wait_flag(wait, first_source + source, chunk, epoch);
+      if ((whole_ >> source & 1u) == 0u) {
+        int const last = (stop - 1 - begin) / wait.chunk_rows;
+        for (int chunk = (row - begin) / wait.chunk_rows + lane; chunk <= last; chunk += 32) {
+          wait_flag(wait, source, chunk);
+        }
+        // Earlier chunks come earlier, so the last one is all of them.
+        if (last == wait.last_chunk) {
+          whole_ |= 1u << source;
+        }
+        waited = true;
       }
       row = stop;
     }
-    order_loads();
+    if (waited) {
+      order_loads();
+    }
   }
 
-  CUTLASS_DEVICE static void wait_columns(WaitArguments const& wait, int first_source, int row,
-                                          int end, int chunk, uint32_t epoch, int lane) {
-    if (row < end) {
-      int const last = (end - 1) / wait.rows;
-      for (int source = row / wait.rows + lane; source <= last; source += 32) {
-        int const rank = first_source + source;
-        int const visit = (rank < wait.group.rank ? wait.group.world : 0) + rank - wait.group.rank;
-        wait_flag(wait, rank, visit < wait.cut ? chunk : 0, epoch);
+  CUTLASS_DEVICE void wait_columns(WaitArguments const& wait, int first, int last, int chunk,
+                                   int lane) {
+    for (int source = first + lane; source <= last; source += 32) {
+      if ((whole_ >> source & 1u) == 0u) {
+        wait_flag(wait, source, visit_of(wait, source) < wait.cut ? chunk : 0);
       }
     }
     order_loads();
   }
 
-  CUTLASS_DEVICE static void wait_flag(WaitArguments const& wait, int source, int chunk,
-                                       uint32_t epoch) {
-    wait_epoch(gathered_flag(wait.group.peers[wait.group.rank], source, chunk), epoch, wait.group,
-               FLUXGEN_AG_GEMM, source, chunk);
+  CUTLASS_DEVICE static uint32_t* flag_of(WaitArguments const& wait, int source, int chunk) {
+    return gathered_flag(wait.group.peers[wait.group.rank], source, chunk);
+  }
+
+  CUTLASS_DEVICE void wait_flag(WaitArguments const& wait, int source, int chunk) {
+    wait_epoch(flag_of(wait, source, chunk), epoch_, wait.group, FLUXGEN_AG_GEMM, source, chunk);
   }
 
   CUTLASS_DEVICE static void order_loads() {
@@ -181,6 +242,9 @@ struct WaitMainloop : Base {
   }
 
   WaitArguments const* wait_ = nullptr;
+  uint32_t whole_ = 0;  // sources whose slabs have come whole
+  uint32_t epoch_ = 0;
+  bool knows_epoch_ = false;
 };
 
 }  // namespace fluxgen

@@ -13,7 +13,7 @@ TILE_K = (32, 64)
 STAGES = (3, 4, 5)
 WARPS = {Schedule.MULTISTAGE_4: 4, Schedule.MULTISTAGE_8: 8}
 MAX_ACCUMULATORS = 128
-"""Accumulators of one thread: with 128, sm80's 255 registers hold all without a spill (nvcc 13.0)."""
+"""Accumulators of a thread: with 128, sm80's 255 registers hold all without a spill (nvcc 13.0)."""
 
 
 def warp_grid(kernel: KernelConfig) -> tuple[int, int]:

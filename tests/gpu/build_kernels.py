@@ -25,6 +25,7 @@ from fluxgen.runtime.kernels import source_of
 from tests.gpu.conftest import KERNELS
 
 PP, CO = Schedule.PINGPONG, Schedule.COOPERATIVE
+M4, M8 = Schedule.MULTISTAGE_4, Schedule.MULTISTAGE_8
 KN_AG = replace(Signature.of("ag_gemm"), b_layout="kn")
 KN_RS = replace(Signature.of("gemm_rs"), b_layout="kn")
 CORNERS = (
@@ -36,6 +37,15 @@ CORNERS = (
     Entry("sm90", Signature.of("ag_gemm", "fp16"), KernelConfig(128, 224, 64, 2, 2, CO)),
     Entry("sm90", Signature.of("gemm_rs", "fp16"), KernelConfig(64, 160, 64, 2, 2, PP)),
     Entry("sm90", Signature.of("gemm_rs", "fp16"), KernelConfig(256, 128, 64, 1, 1, CO, 4)),
+    # Ampere's, which any newer GPU compiles from their PTX.
+    Entry("sm80", Signature.of("ag_gemm"), KernelConfig(128, 256, 64, 1, 1, M8, 3)),
+    Entry("sm80", Signature.of("ag_gemm"), KernelConfig(64, 96, 64, 1, 1, M4, 4)),
+    Entry("sm80", Signature.of("gemm_rs"), KernelConfig(128, 256, 32, 1, 1, M8, 4)),
+    Entry("sm80", Signature.of("gemm_rs"), KernelConfig(64, 64, 64, 1, 1, M8, 5)),
+    Entry("sm80", KN_AG, KernelConfig(128, 128, 32, 1, 1, M4, 5)),
+    Entry("sm80", KN_RS, KernelConfig(256, 96, 64, 1, 1, M8, 3)),
+    Entry("sm80", Signature.of("ag_gemm", "fp16"), KernelConfig(256, 128, 32, 1, 1, M8, 3)),
+    Entry("sm80", Signature.of("gemm_rs", "fp16"), KernelConfig(128, 128, 64, 1, 1, M8, 4)),
 )
 
 

@@ -19,17 +19,20 @@ ARCH = "sm90"
 
 
 @cache
-def _entries() -> dict[str, tuple[Signature, KernelConfig]]:
-    return {kernel_name(e.signature, e.arch, e.kernel): (e.signature, e.kernel) for e in entries()}
+def _entries() -> dict[str, tuple[Signature, KernelConfig, str]]:
+    return {
+        kernel_name(e.signature, e.arch, e.kernel): (e.signature, e.kernel, e.arch)
+        for e in entries()
+    }
 
 
 @cache
 def compiled_kernels() -> list[str]:
     """Names of the fused GEMMs in the tests' store."""
     found = []
-    for name, (signature, kernel) in _entries().items():
+    for name, (signature, kernel, arch) in _entries().items():
         with contextlib.suppress(StoreError):
-            if Store(KERNELS).find(source_of(render_kernel(signature, ARCH, kernel))):
+            if Store(KERNELS).find(source_of(render_kernel(signature, arch, kernel))):
                 found.append(name)
     return sorted(found)
 
@@ -37,7 +40,7 @@ def compiled_kernels() -> list[str]:
 @cache
 def load_kernel(name: str) -> FusedKernel:
     """One fused GEMM, loaded once."""
-    return fused_kernel(*_entries()[name], ARCH, KERNELS)
+    return fused_kernel(*_entries()[name], KERNELS)
 
 
 @cache

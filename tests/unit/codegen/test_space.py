@@ -35,7 +35,7 @@ def test_the_space_holds_what_the_issue_names():
     assert {k.tile_n for k in kernels} == set(TILE_N)
     assert {k.tile_k for k in kernels} == set(TILE_K)
     assert {(k.cluster_m, k.cluster_n) for k in kernels} == set(CLUSTERS)
-    assert {k.schedule for k in kernels} == set(Schedule)
+    assert {k.schedule for k in kernels} == {Schedule.PINGPONG, Schedule.COOPERATIVE}
     assert KernelConfig(128, 192, 64, 2, 1, Schedule.PINGPONG) in kernels
     assert KernelConfig(256, 192, 64, 2, 1, Schedule.COOPERATIVE) in kernels
 

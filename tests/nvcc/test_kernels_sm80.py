@@ -1,0 +1,91 @@
+"""Real compiles of Ampere kernels, for sm80 and sm89: no spills, PTX for newer GPUs, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from fluxgen.build import toolchain
+from fluxgen.build.store import Store
+from fluxgen.codegen import ampere
+from fluxgen.codegen.render import render_kernel
+from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.core.errors import KernelError, ToolchainError
+from fluxgen.core.problem import Signature
+from fluxgen.runtime import abi
+from fluxgen.runtime.kernels import source_of
+from fluxgen.runtime.loader import FusedKernel
+
+pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(900)]
+
+M8 = Schedule.MULTISTAGE_8
+LARGEST = Signature.of("ag_gemm"), "sm80", KernelConfig(128, 256, 64, 1, 1, M8, 3)
+SMALL = Signature.of("gemm_rs", "fp16"), "sm89", KernelConfig(64, 64, 32, 1, 1, M8, 5)
+
+
+@pytest.fixture(scope="module", params=[LARGEST, SMALL], ids=["sm80", "sm89"])
+def built(request, tmp_path_factory):
+    signature, arch, kernel = request.param
+    try:
+        tools = toolchain.find()
+    except ToolchainError as error:
+        pytest.skip(f"no toolchain: {error}")
+    store = Store(tmp_path_factory.mktemp("store") / "s")
+    artifact = store.build(source_of(render_kernel(signature, arch, kernel)), tools)
+    return artifact, FusedKernel(artifact.path, signature, kernel), tools
+
+
+def test_no_spills(built):
+    (facts,) = built[0].facts
+    assert (facts.spill_stores, facts.spill_loads, facts.stack) == (0, 0, 0)
+    assert facts.registers <= 255
+
+
+def test_the_library_describes_itself(built):
+    _, loaded, _ = built
+    assert loaded.info.warps == 8
+    assert loaded.info.smem_bytes == ampere.shared_bytes(loaded.kernel)
+    other = KernelConfig(128, 128, 64, 1, 1, Schedule.MULTISTAGE_4, 3)
+    with pytest.raises(KernelError, match="expected"):
+        FusedKernel(loaded.path, loaded.signature, other)
+
+
+def test_newer_gpus_find_ptx(built):
+    artifact, _, tools = built
+    dump = tools.nvcc.parent / "cuobjdump"
+    if not dump.exists():
+        pytest.skip("no cuobjdump beside nvcc")
+    listed = subprocess.run([dump, "--list-ptx", artifact.path], capture_output=True, text=True)
+    assert artifact.arch.replace("sm", "sm_") in listed.stdout
+
+
+def arguments(kernel, **changes):
+    group = abi.Group(world=4, rank=1, half_bytes=1 << 30)
+    for peer in range(4):
+        group.peers[peer] = (peer + 1) << 32
+    v = {"rows": 256, "n": 512, "k": 256, "a": 1 << 20, "b": 1 << 21, "d": 1 << 22,
+         "a_row_stride": 256, "b_row_stride": 256, "d_row_stride": 512, **changes}  # fmt: skip
+    args = abi.GemmArgs(group=group)
+    for name, value in v.items():
+        setattr(args, name, value)
+    return args
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n": 36}, "n=36"),
+        ({"k": 100}, "k=100"),
+        ({"a": 8}, "16 bytes"),
+        ({"b_row_stride": 255}, "shorter than its row"),
+        ({"cut": 5}, "cut=5"),
+        ({"span": 3}, "span=3"),
+        ({"rows": 0}, "never launched"),
+    ],
+)
+def test_what_it_cannot_take_is_refused_on_the_host(built, changes, words):
+    _, loaded, _ = built
+    loaded.check(arguments(loaded))
+    with pytest.raises(KernelError, match=words):
+        loaded.check(arguments(loaded, **changes))

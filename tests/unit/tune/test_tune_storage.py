@@ -94,7 +94,7 @@ def test_a_candidate_that_kills_the_process_is_retried_once(tmp_path) -> None:
 
 
 def test_a_tuner_whose_trials_are_used_up_waits_for_anothers_baseline(tmp_path) -> None:
-    """K01: it would else fail, "the baseline was not timed" (seen once in 30 runs of six tuners)."""
+    """K01: it would else fail: "the baseline was not timed" (once in 30 runs of six tuners)."""
     storage = f"sqlite:///{tmp_path}/s.sqlite3"
     begun, go_on = threading.Event(), threading.Event()
 

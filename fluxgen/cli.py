@@ -77,7 +77,7 @@ stderr = Console(stderr=True)
 
 def _say(text: str) -> None:
     """One line for people, beside whatever stdout holds."""
-    stderr.print(escape(text), highlight=False)
+    stderr.print(escape(text), highlight=False, soft_wrap=True)
 
 
 def _emit(document: object) -> None:
@@ -166,7 +166,7 @@ def shapes(
             [[p["op"], p["m"], p["n"], p["k"], p["count"]] for p in found["problems"]],
         )
     for note in found["notes"]:
-        stdout.print(f"note: {escape(note)}", highlight=False)
+        stdout.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
 
 
 @app.command()

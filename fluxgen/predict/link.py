@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fluxgen.core.config import ChunkAxis, RunConfig, Transport
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.predict import constants as c
@@ -27,17 +29,20 @@ def copy_order(run: RunConfig, chunks: int, world: int) -> list[tuple[int, int, 
 
 
 def copy_arrivals(
-    slab_bytes: float, run: RunConfig, topology: Topology
+    slab_bytes: float, run: RunConfig, topology: Topology, shares: Sequence[float]
 ) -> list[tuple[int, int, float]]:
     """When each chunk has been copied by the copy engine and its flag raised.
+
+    Args:
+        shares: of the slab that each chunk is, as :attr:`RunConfig.shares` or as a kernel cuts it.
 
     Returns:
         (visit, chunk, microseconds) for each remote chunk; visit 1 is the first remote slab. The
         own slab (visit 0) is there from the start and not listed.
     """
     now, out, slab_us = topology.latency_us, [], transfer_us(slab_bytes, topology)
-    parts_us = [slab_us * share for share in run.shares]
-    for visit, chunk, whole in copy_order(run, run.chunks, topology.world):
+    parts_us = [slab_us * share for share in shares]
+    for visit, chunk, whole in copy_order(run, len(shares), topology.world):
         now += (slab_us if whole else parts_us[chunk]) + c.COPY_US
         out.append((visit, chunk, now))
     return out

@@ -143,7 +143,7 @@ def _gather_timeline(
         comm = topology.latency_us + transfer_us(problem.comm_bytes, topology) + c.LAUNCH_US
         return end + comm, comm
     slab = rows * problem.k * problem.signature.dtype.bytes
-    arrivals = copy_arrivals(slab, run, topology)
+    arrivals = copy_arrivals(slab, run, topology, run.shares)
     by_k = run.chunk_axis is ChunkAxis.K
     before = [0.0, *accumulate(run.shares)]
     for source, chunk, arrival in arrivals:

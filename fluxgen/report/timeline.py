@@ -138,7 +138,7 @@ def _arrivals(
         spans.append(Span(LINK, "copies by SMs", "copy", 0.0, end))
         return {(source, 0): end for source in range(problem.tp)}
     before = topology.latency_us
-    for source, chunk, at in copy_arrivals(slab, run, topology):
+    for source, chunk, at in copy_arrivals(slab, run, topology, run.shares):
         spans.append(Span(LINK, f"slab {source}, chunk {chunk}", "copy", before, at))
         key = (source, chunk if by_k else 0)
         arrived[key] = max(arrived.get(key, 0.0), at)

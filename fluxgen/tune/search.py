@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,6 +43,9 @@ ranked all candidates before."""
 
 KNOWN_GOOD = 3
 """Winners of the same family (all but m equal) that are tried right after the baseline."""
+
+BASELINE_S = 120.0
+"""How long a tuner that has used up its trials waits for another one to time the baseline."""
 
 PREDICTED_MARGIN = 0.05
 """A fused kernel must be predicted to save this share of the baseline's time to replace it: the
@@ -332,6 +336,9 @@ def _search(
                 return evaluated
     elif report is not None:
         report(history, history.size)
+    patience = time.monotonic() + BASELINE_S
+    while session.baseline_pending() and time.monotonic() < min(patience, deadline or math.inf):
+        time.sleep(0.05)
     task.done = True
     return evaluated
 

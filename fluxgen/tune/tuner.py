@@ -235,6 +235,11 @@ class Session:
         """What all finished and running trials, of any process, say."""
         return self._read(self._trials())
 
+    def baseline_pending(self) -> bool:
+        """Whether another tuner is timing the baseline, which nobody has done yet."""
+        history = self.history()
+        return None in history.open and None not in history.times
+
     def _read(self, trials: Sequence[Any]) -> plan.History:
         known = self._known
         out = plan.History(failed=dict(known.failed), dead=set(known.dead))

@@ -7,11 +7,9 @@ import itertools
 
 import pytest
 
-from fluxgen.build import toolchain
 from fluxgen.build.compiler import Source
 from fluxgen.build.store import Store
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.errors import ToolchainError
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.predict.link import copy_order
 from fluxgen.runtime import abi
@@ -44,13 +42,9 @@ KERNEL = KernelConfig(128, 128, 64)
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    try:
-        tools = toolchain.find()
-    except ToolchainError as error:
-        pytest.skip(f"no toolchain: {error}")
+def library(tmp_path_factory, toolchain):
     store = Store(tmp_path_factory.mktemp("store") / "s")
-    built = store.build(Source.of("copies_sm90", TEXT, "sm90", abi=str(abi.ABI_VERSION)), tools)
+    built = store.build(Source.of("copies_sm90", TEXT, "sm90", abi=str(abi.ABI_VERSION)), toolchain)
     found = ct.CDLL(str(built.path))
     found.copies_of.restype = ct.c_int64
     return found

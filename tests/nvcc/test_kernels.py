@@ -9,14 +9,13 @@ import time
 
 import pytest
 
-from fluxgen.build import toolchain
 from fluxgen.build.generated import Entry
 from fluxgen.build.store import Store
 from fluxgen.cli import main
 from fluxgen.codegen.render import render_kernel
 from fluxgen.codegen.space import stage_count
 from fluxgen.core.config import KernelConfig, Schedule
-from fluxgen.core.errors import KernelError, StoreError, ToolchainError
+from fluxgen.core.errors import KernelError, StoreError
 from fluxgen.core.problem import Signature
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import parse_gpu
@@ -28,23 +27,15 @@ RS = Signature.of("gemm_rs", "fp16")
 WIDE = KernelConfig(256, 192, 64, 2, 1, Schedule.COOPERATIVE)
 
 
-def find_toolchain():
-    try:
-        return toolchain.find()
-    except ToolchainError as error:
-        pytest.skip(f"no toolchain: {error}")
-
-
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def largest(tmp_path_factory):
+def largest(tmp_path_factory, toolchain):
     """The kernel with the most accumulators: the first to spill if a header grows."""
-    tools = find_toolchain()
     store = Store(tmp_path_factory.mktemp("store") / "s")
     rendered = Entry("sm90", RS, WIDE).render()
-    artifact = store.build(source_of(rendered), tools)
+    artifact = store.build(source_of(rendered), toolchain)
     return artifact, FusedKernel(artifact.path, RS, WIDE)
 
 
@@ -133,24 +124,23 @@ def test_a_struct_of_another_version_is_refused(largest):
         largest[1].check(args)
 
 
-def test_tiles_between_the_powers_of_two_get_their_own_wgmma(tmp_path):
+def test_tiles_between_the_powers_of_two_get_their_own_wgmma(tmp_path, toolchain):
     """n = 160 as five instructions of n = 32 ran at 0.6 of the speed."""
-    tools = find_toolchain()
     kernel = KernelConfig(64, 160, 64)
     source = tmp_path / "k.cu"
     source.write_text(render_kernel(Signature.of("ag_gemm"), "sm90", kernel).text)
-    command = [str(tools.nvcc), "-std=c++17", "-DNDEBUG", "--expt-relaxed-constexpr", "-ptx"]
+    command = [str(toolchain.nvcc), "-std=c++17", "-DNDEBUG", "--expt-relaxed-constexpr", "-ptx"]
     command += ["-gencode=arch=compute_90a,code=compute_90a", f"-I{data_dir('templates')}/include"]
-    command += [f"-I{path}" for path in (tools.cutlass, *tools.includes)]
+    command += [f"-I{path}" for path in (toolchain.cutlass, *toolchain.includes)]
     subprocess.run([*command, str(source), "-o", str(tmp_path / "k.ptx")], check=True)
     text = (tmp_path / "k.ptx").read_text()
     assert "wgmma.mma_async.sync.aligned.m64n160k16" in text
     assert "m64n32k16" not in text
 
 
+@pytest.mark.usefixtures("toolchain")
 def test_config_in_compiled_kernel_out(tmp_path, monkeypatch, capsys):
     """The whole pipeline as a user runs it: tune, build, build again, load."""
-    find_toolchain()
     monkeypatch.setenv("FLUXGEN_HOME", str(tmp_path / "h\u00f6me of fluxgen"))
     model = ["--model", "llama-3.1-8b", "--tp", "8", "--target", "h100-sxm", "--tokens", "4096"]
     out = ["--out", str(tmp_path / "generated"), "--json"]

@@ -6,10 +6,9 @@ import ctypes as ct
 
 import pytest
 
-from fluxgen.build import toolchain
 from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_support
-from fluxgen.core.errors import KernelError, ToolchainError
+from fluxgen.core.errors import KernelError
 from fluxgen.runtime import abi
 from fluxgen.runtime.kernels import source_of
 from fluxgen.runtime.loader import ErrorText, SupportKernels
@@ -20,13 +19,9 @@ ADDRESS = 1 << 22
 
 
 @pytest.fixture(scope="module")
-def support(tmp_path_factory):
-    try:
-        tools = toolchain.find()
-    except ToolchainError as error:
-        pytest.skip(f"no toolchain: {error}")
+def support(tmp_path_factory, toolchain):
     store = Store(tmp_path_factory.mktemp("store") / "s")
-    artifact = store.build(source_of(render_support("sm90")), tools)
+    artifact = store.build(source_of(render_support("sm90")), toolchain)
     assert all((f.spill_stores, f.spill_loads) == (0, 0) for f in artifact.facts)
     return SupportKernels(artifact.path)
 

@@ -13,7 +13,6 @@ from fluxgen.build.builder import build_all
 from fluxgen.build.compiler import CompileError, Source
 from fluxgen.build.store import Store
 from fluxgen.build.toolchain import Toolchain, find
-from fluxgen.core.errors import ToolchainError
 
 pytestmark = pytest.mark.nvcc
 
@@ -62,14 +61,6 @@ __global__ void serialised(float* out, unsigned long long a, unsigned long long 
   out[threadIdx.x] = x + y + z + w;
 }
 """
-
-
-@pytest.fixture(scope="module")
-def toolchain() -> Toolchain:
-    try:
-        return find()
-    except ToolchainError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,13 @@ the link's rate and ``COPY_US`` for itself. Stores of a gemm_rs are a queue of c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem
 from fluxgen.core.topology import Topology
-from fluxgen.predict.constants import COPY_US
-from fluxgen.predict.link import copy_order, store_rate, transfer_us
+from fluxgen.predict.link import copy_arrivals, copy_order, store_rate, transfer_us
 from fluxgen.runtime.workspace import chunk_size
 
 
@@ -47,16 +46,12 @@ def arrivals(
     """
     slab = problem.m_local * problem.k * problem.signature.dtype.bytes
     shares = chunk_sizes(problem, kernel, run)
-    order = copy_order(run, len(shares), problem.tp)
     if run.transport is Transport.SM_COPY:
         whole = transfer_us(problem.comm_bytes, topology)
+        order = copy_order(run, len(shares), problem.tp)
         return [ChunkTime(visit, chunk, whole) for visit, chunk, _ in order]
-    now, out = 0.0, []
-    for visit, chunk, is_slab in order:
-        share = 1.0 if is_slab else shares[chunk]
-        now += transfer_us(slab * share, topology) + COPY_US
-        out.append(ChunkTime(visit, chunk, now))
-    return out
+    at_once = replace(topology, latency_us=0.0)
+    return [ChunkTime(*arrival) for arrival in copy_arrivals(slab, run, at_once, shares)]
 
 
 def departures(

@@ -66,6 +66,12 @@ inline int block_count(int asked, int per_sm, int64_t work) {
   return int(work < 1 ? 1 : (work < most ? work : most));
 }
 
+// Whether the workspaces have room for what an ag_gemm puts there: its slab in the stage, or, where
+// slabs are pushed, all of them in the gathered matrix.
+inline bool slabs_fit(fluxgen_group const& group, int64_t slab, int32_t push) {
+  return push ? group.world * slab <= group.gathered_bytes : slab <= group.stage_bytes;
+}
+
 // Which kernel runs on how many blocks; its one parameter is the argument struct.
 struct SupportLaunch {
   void* kernel;
@@ -93,8 +99,7 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
     return refuse(message, size, "expected at most one of pull and push");
   }
   int64_t const slab = args.rows * args.row_bytes;
-  if (args.push ? args.group.world * slab > args.group.gathered_bytes
-                : slab > args.group.stage_bytes) {
+  if (!slabs_fit(args.group, slab, args.push)) {
     return refuse(message, size, "the slabs do not fit the workspace");
   }
   bool const copies = !args.push || args.keep;
@@ -226,9 +231,8 @@ inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* messag
   int64_t const extent = along_k ? args.row_bytes : args.rows;
   int64_t const piece = args.chunk_size > 0 ? args.chunk_size : extent;
   *chunks = along_k ? k_chunk_count(piece, extent) : int((extent + piece - 1) / piece);
-  int64_t const slab = args.rows * args.row_bytes;
-  if (*chunks > FLUXGEN_MAX_CHUNKS || (args.push ? args.group.world * slab > args.group.gathered_bytes
-                                                 : slab > args.group.stage_bytes)) {
+  if (*chunks > FLUXGEN_MAX_CHUNKS ||
+      !slabs_fit(args.group, args.rows * args.row_bytes, args.push)) {
     return refuse(message, size, "expected at most 16 chunks of slabs that fit the workspace");
   }
   return FLUXGEN_OK;

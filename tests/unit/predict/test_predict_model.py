@@ -185,9 +185,11 @@ def test_the_walk_matches_the_drawing_in_the_tile_order_header() -> None:
 
 def test_chunks_arrive_in_ring_order() -> None:
     topology = replace(H100, world=3)
-    by_rows = copy_arrivals(1e6, RunConfig((3,), chunks=2), topology)
+    run = RunConfig((3,), chunks=2)
+    by_rows = copy_arrivals(1e6, run, topology, run.shares)
     assert [(v, c) for v, c, _ in by_rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    by_k = copy_arrivals(1e6, RunConfig((3,), chunk_axis=ChunkAxis.K, chunks=2), topology)
+    run = RunConfig((3,), chunk_axis=ChunkAxis.K, chunks=2)
+    by_k = copy_arrivals(1e6, run, topology, run.shares)
     assert [(v, c) for v, c, _ in by_k] == [(1, 0), (2, 0), (1, 1), (2, 1)]
     times = [t for *_, t in by_k]
     assert times == sorted(times)
@@ -198,7 +200,7 @@ def test_k_chunks_cut_the_first_remote_group_and_double() -> None:
     topology = replace(H100, world=5)
     run = RunConfig((1, 2, 2), chunk_axis=ChunkAxis.K, chunks=3)
     assert run.shares == (0.25, 0.25, 0.5)
-    arrivals = copy_arrivals(1e6, run, topology)
+    arrivals = copy_arrivals(1e6, run, topology, run.shares)
     assert [(v, c) for v, c, _ in arrivals] == [
         (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2), (3, 0), (4, 0),
     ]  # fmt: skip

@@ -32,7 +32,7 @@ RS = Problem(Signature.of("gemm_rs"), 4096, 12288, 6144, 8)
 def test_arrivals_are_those_of_the_prediction(axis, chunks, groups):
     run = RunConfig(groups, 0, ChunkAxis(axis), chunks)
     slab = AG.m_local * AG.k * 2
-    want = copy_arrivals(slab, run, TOPOLOGY)
+    want = copy_arrivals(slab, run, TOPOLOGY, run.shares)
     got = schedule.arrivals(AG, TOPOLOGY, KERNEL, run)
     assert [(t.visit, t.chunk) for t in got] == [(visit, chunk) for visit, chunk, _ in want]
     for time_us, (_, _, predicted) in zip(got, want, strict=True):

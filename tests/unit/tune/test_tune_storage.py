@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -90,6 +91,41 @@ def test_a_candidate_that_kills_the_process_is_retried_once(tmp_path) -> None:
     again = Fake()
     tune([PROBLEM], TOPOLOGY, evaluator=again, trials=9, storage=storage)
     assert culprit not in again.asked
+
+
+def test_a_tuner_whose_trials_are_used_up_waits_for_anothers_baseline(tmp_path) -> None:
+    """K01: it would else fail: "the baseline was not timed" (once in 30 runs of six tuners)."""
+    storage = f"sqlite:///{tmp_path}/s.sqlite3"
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Fake):
+        def evaluate(self, problem, topology, kernel, run):
+            if kernel is None:
+                begun.set()
+                assert go_on.wait(60)
+            return super().evaluate(problem, topology, kernel, run)
+
+    class Last(Fake):
+        def evaluate(self, problem, topology, kernel, run):
+            if len(self.calls) == 2:  # with the baseline, that is all four
+                threading.Timer(0.5, go_on.set).start()
+            return super().evaluate(problem, topology, kernel, run)
+
+    results = []
+
+    def run(evaluator) -> None:
+        results.append(tune([PROBLEM], TOPOLOGY, evaluator=evaluator, trials=4, storage=storage))
+
+    first = threading.Thread(target=run, args=(Slow(),))
+    first.start()
+    assert begun.wait(60)
+    run(Last())
+    go_on.set()
+    first.join(60)
+    assert len(results) == 2
+    for result in results:
+        assert not result.failed
+        assert [r.baseline_us for r in result.records] == [1000.0]
 
 
 def test_eight_processes_share_one_sqlite_file(tmp_path) -> None:

@@ -206,7 +206,7 @@ struct Sm80Gemm {
 };
 
 template <class Config>
-__global__ void __launch_bounds__(Sm80Gemm<Config>::kThreads)
+__global__ void __launch_bounds__(Sm80Gemm<Config>::kThreads, 1)
     sm80_kernel(__grid_constant__ Sm80Params const params) {
   extern __shared__ __align__(128) char shared[];
   Sm80Gemm<Config>::run(params, shared);

@@ -18,7 +18,7 @@ from fluxgen.core.errors import RenderError, UnsupportedError
 from fluxgen.core.problem import Op, Signature
 from fluxgen.core.settings import data_dir
 
-_EXTENDED_MMA_N = (160, 224)
+_EXTENDED_MMA_N = (144, 160, 224)
 """Columns whose wgmma CUTLASS has only with its extended shapes (``mma_sm90.hpp``)."""
 
 _OPS = {Op.AG_GEMM: "FLUXGEN_AG_GEMM", Op.GEMM_RS: "FLUXGEN_GEMM_RS"}

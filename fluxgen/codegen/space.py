@@ -7,6 +7,7 @@ text returned. ``None`` means legal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 
@@ -16,7 +17,7 @@ from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, ceil_div
 from fluxgen.core.topology import Gpu, LinkKind, Topology
 
 TILE_M = (64, 128, 256)
-TILE_N = (64, 96, 128, 160, 192, 224, 256)
+TILE_N = (64, 96, 128, 144, 160, 192, 224, 256)
 TILE_K = (64, 128)
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
 MIN_STAGES = 3
@@ -39,7 +40,8 @@ def stage_bytes(kernel: KernelConfig, element: int = 2) -> int:
 
 def epilogue_tile(kernel: KernelConfig) -> tuple[int, int]:
     """The subtile (M, N) that the epilogue moves through shared memory at a time."""
-    return 64 if kernel.tile_m == 64 or kernel.schedule is Schedule.PINGPONG else 128, 32
+    rows = 64 if kernel.tile_m == 64 or kernel.schedule is Schedule.PINGPONG else 128
+    return rows, math.gcd(kernel.tile_n, 32)
 
 
 def epilogue_bytes(kernel: KernelConfig, element: int = 2) -> int:

@@ -139,7 +139,7 @@ def test_problems_without_work_are_dropped_with_a_message(caplog) -> None:
     [
         (replace(PROBLEM, n=1023), TOPOLOGY),  # TMA cannot take it
         (replace(PROBLEM, m=2047), TOPOLOGY),
-        (PROBLEM, Topology.of("a100-sxm-80gb", "nvlink", 2)),  # no kernels for it
+        (PROBLEM, replace(TOPOLOGY, gpu=replace(TOPOLOGY.gpu, cc=100))),  # no kernels for it
     ],
 )
 def test_a_problem_no_kernel_can_take_gets_the_baseline(problem, topology) -> None:

@@ -2,9 +2,9 @@
 
     python -m tests.gpu.build_kernels [--limit N]
 
-Every kernel of ``generated/`` and a few that stress the corners of the space (fp16, tiles of 96
-and 224 columns, clusters of four, explicit stages, (k, n) weights). Needs nvcc, no GPU; what is in
-the store is not compiled again.
+Every kernel of ``generated/`` and a few that stress the corners of the space (fp16, tiles of 96,
+144 and 224 columns, clusters of four, explicit stages, (k, n) weights). Needs nvcc, no GPU; what is
+in the store is not compiled again.
 """
 
 from __future__ import annotations

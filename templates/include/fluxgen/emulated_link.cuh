@@ -85,7 +85,9 @@ class EmulatedLink {
       thread_.join();
     }
     for (cudaStream_t stream : streams_) {
-      cudaStreamDestroy(stream);
+      if (stream != nullptr) {
+        cudaStreamDestroy(stream);
+      }
     }
     cudaFreeHost(words_);
     cudaFree(probe_);
@@ -123,7 +125,10 @@ class EmulatedLink {
     job.latency_us = latency_us;
     for (int64_t i = 0; i < count; ++i) {
       fluxgen_departure const& departure = departures[i];
-      CUstream const stream = streams_[1 + departure.owner % kWatchers];
+      CUstream const stream = watcher(int(departure.owner % kWatchers));
+      if (stream == nullptr) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+      }
       uint32_t* const seen = words_ + kFirstSlot + next_word_++ % kSlots;
       CUresult status = gate(stream, departure.watched, epoch);
       if (status == CUDA_SUCCESS) {
@@ -203,18 +208,25 @@ class EmulatedLink {
       return "cannot allocate its flags";
     }
     std::fill(words_, words_ + kWords, 0u);
-    for (int i = 0; i < 1 + kWatchers; ++i) {
-      cudaStream_t stream = nullptr;
-      if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
-        return "cannot create its streams";
-      }
-      streams_.push_back(stream);
+    streams_.assign(1 + kWatchers, nullptr);
+    if (watcher(-1) == nullptr || watcher(0) == nullptr) {
+      return "cannot create its streams";
     }
     if (cudaDeviceSynchronize() != cudaSuccess || !calibrate()) {
       return "a flag written in stream order was not seen";
     }
     thread_ = std::thread([this] { serve(); });
     return nullptr;
+  }
+
+  // The stream that watches one owner's flags; -1: that raises. Created when it is needed: streams
+  // beyond the GPU's queues share one, and then a wait holds up what it waits for.
+  CUstream watcher(int owner) {
+    cudaStream_t& stream = streams_[1 + owner];
+    if (stream == nullptr) {
+      cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    }
+    return stream;
   }
 
   // From the host's write, by way of a wait on the GPU, back to the host.

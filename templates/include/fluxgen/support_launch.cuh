@@ -305,18 +305,19 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
   return copy;
 }
 
+// A peer's memory may also lie in the host's: CUDA finds out by the address.
 inline cudaError_t queue_copy(SlabCopy const& copy, cudaStream_t stream) {
   return copy.rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, copy.width,
-                                          cudaMemcpyDeviceToDevice, stream)
+                                          cudaMemcpyDefault, stream)
                         : cudaMemcpy2DAsync(copy.to, copy.to_pitch, copy.from, copy.from_pitch,
-                                            copy.width, copy.rows, cudaMemcpyDeviceToDevice, stream);
+                                            copy.width, copy.rows, cudaMemcpyDefault, stream);
 }
 
 // The same for a node of an executable graph that was captured from such a copy of one piece. CUDA
 // updates no copy of several (cudaGraphExecMemcpyNodeSetParams: "must be 1-dimensional").
 inline cudaError_t update_copy(SlabCopy const& copy, cudaGraphExec_t graph, cudaGraphNode_t node) {
   return copy.rows == 1 ? cudaGraphExecMemcpyNodeSetParams1D(graph, node, copy.to, copy.from,
-                                                             copy.width, cudaMemcpyDeviceToDevice)
+                                                             copy.width, cudaMemcpyDefault)
                         : cudaErrorNotSupported;
 }
 
@@ -327,7 +328,7 @@ inline cudaError_t update_copy(SlabCopy const& copy, cudaGraphNode_t node) {
       make_cudaPitchedPtr(const_cast<char*>(copy.from), copy.from_pitch, copy.width, copy.rows);
   node_params.dstPtr = make_cudaPitchedPtr(copy.to, copy.to_pitch, copy.width, copy.rows);
   node_params.extent = make_cudaExtent(copy.width, copy.rows, 1);
-  node_params.kind = cudaMemcpyDeviceToDevice;
+  node_params.kind = cudaMemcpyDefault;
   return cudaGraphMemcpyNodeSetParams(node, &node_params);
 }
 

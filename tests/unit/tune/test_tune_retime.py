@@ -99,13 +99,14 @@ def test_the_emulated_records_of_the_packs_are_recorded_trials():
         for r in read_pack(path)
         if r.provenance is Provenance.EMULATED
     ]
-    assert len(emulated) >= 42
+    assert len(emulated) >= 87
     for r in emulated:
         answers = [(e.evaluate(r.problem, TOPOLOGY, r.kernel, r.run), e) for e in replays]
         found = [(answer, e) for answer, e in answers if answer.ok]
-        assert len(found) == 1, (r.problem.key, [answer.reason for answer, _ in answers])
-        ((answer, replay),) = found
-        assert r.environment.method == replay.method(TOPOLOGY)
-        # A record's time is brought to the first baseline's clock.
-        ratio = answer.time_us / answer.baseline_us
-        assert r.time_us / r.baseline_us == pytest.approx(ratio, rel=0.005), r.problem.key
+        assert found, (r.problem.key, [answer.reason for answer, _ in answers])
+        assert r.environment.method in {e.method(TOPOLOGY) for _, e in found}
+        # Some were timed in more than one run. A record's time is brought to its first baseline's
+        # clock.
+        ratios = [answer.time_us / answer.baseline_us for answer, _ in found]
+        mine = r.time_us / r.baseline_us
+        assert any(mine == pytest.approx(ratio, rel=0.005) for ratio in ratios), r.problem.key

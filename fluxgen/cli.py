@@ -196,7 +196,9 @@ def tune(
 ) -> None:
     """Search the best kernel and run-time configuration of every GEMM of a model."""
     from fluxgen import tune as tuning
+    from fluxgen.core.record import Provenance
     from fluxgen.db.database import Database
+    from fluxgen.db.packs import load
     from fluxgen.report.live import TuneTable
     from fluxgen.report.tables import RECORD_COLUMNS, print_table, record_rows
     from fluxgen.shapes import counted_problems
@@ -220,6 +222,9 @@ def tune(
         judge, compiled = stack.enter_context(_evaluator(evaluator, topology, jobs, compiled_only))
         if record is not None:
             judge = tuning.Recorder(judge, record)
+        # What is predicted needs no hints of what was.
+        measures = judge.provenance is not Provenance.PREDICTED
+        shipped = load(data_dir("tuning_db"), topology.key)[0] if measures else []
         title = f"tuning on {topology.key}, {judge.provenance.value}"
         table = stack.enter_context(TuneTable(stderr, title, found.problems, trials))
         result = tuning.tune(
@@ -237,6 +242,7 @@ def tune(
             progress=table.update,
             sink=database.put,
             compiled=compiled,
+            known=shipped,
         )
     for problem, reason in (*result.dropped, *result.failed):
         _say(f"note: {problem.key}: {reason}")

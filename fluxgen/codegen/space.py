@@ -224,12 +224,15 @@ def panel_limit(problem: Problem, kernel: KernelConfig) -> int:
 
 
 def default_transport(signature: Signature, link: LinkKind) -> Transport:
-    """The transport an op uses over a link unless a record says otherwise."""
-    del link  # copy-engine drain over PCIe is not generated yet
+    """The transport an op uses over a link unless a record says otherwise.
+
+    Over PCIe slabs are pulled: what is measured there, with the host's memory as the peers, is a
+    pull.
+    """
     if signature.op is Op.GEMM_RS:
         return Transport.PEER_STORE
-    keeps = signature.return_gathered
-    return Transport.COPY_ENGINE_PULL if keeps else Transport.COPY_ENGINE_PUSH
+    pulls = signature.return_gathered or link is LinkKind.PCIE
+    return Transport.COPY_ENGINE_PULL if pulls else Transport.COPY_ENGINE_PUSH
 
 
 def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:

@@ -98,6 +98,10 @@ class EmulatedLink(Library):
         self._drain = self._symbol("fluxgen_link_drain")
         self.peer: int = self._symbol("fluxgen_link_peer", ct.c_void_p)(self._handle)
 
+    def reset(self) -> None:
+        """Forget the epochs so far: for a rank that begins with its first. Nothing is queued."""
+        self._symbol("fluxgen_link_reset", None)(self._handle)
+
     def close(self) -> None:
         """End the thread; what was queued is forgotten."""
         if self._handle:

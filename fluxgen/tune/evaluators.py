@@ -10,10 +10,10 @@ from typing import Protocol
 
 from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig
-from fluxgen.core.errors import ToolchainError, UnsupportedError, UsageError
+from fluxgen.core.errors import ToolchainError, UsageError
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Provenance
-from fluxgen.core.topology import LinkKind, Topology
+from fluxgen.core.topology import Topology
 from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.constants import MODEL_VERSION
 from fluxgen.runtime.device import devices
@@ -142,10 +142,8 @@ def resolve(name: str, topology: Topology) -> str:
 def can_measure(topology: Topology) -> bool:
     """Whether this machine has the topology's GPU, and a Torch that can use it.
 
-    Over NVLink, which is imitated; a PCIe link is not measured yet.
+    NVLink is imitated; over PCIe the host's memory stands for the peers.
     """
-    if topology.link is not LinkKind.NVLINK:
-        return False
     try:
         found = devices()
     except ToolchainError:
@@ -175,7 +173,6 @@ def make_evaluator(name: str, topology: Topology, store: Path | None = None) -> 
 
     Raises:
         UsageError: any other name, a file that holds no trials, or a device that is not here.
-        UnsupportedError: ``device`` over PCIe.
         MachineError: the process that measures does not come up.
     """
     name = resolve(name, topology)
@@ -186,11 +183,6 @@ def make_evaluator(name: str, topology: Topology, store: Path | None = None) -> 
 
         return ReplayEvaluator(name.removeprefix("replay:"))
     if name == "device":
-        if topology.link is not LinkKind.NVLINK:
-            raise UnsupportedError(
-                "evaluator 'device': this release does not measure over PCIe; use 'predict' (or "
-                "'auto'), whose records are marked as predicted"
-            )
         if not can_measure(topology):
             raise UsageError(
                 f"evaluator 'device': expected a GPU {topology.gpu.name} in this machine, and a "

@@ -13,7 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -138,6 +138,7 @@ def tune(
     progress: Progress | None = None,
     sink: Callable[[Record], object] | None = None,
     compiled: CompiledKernels | None = None,
+    known: Sequence[Record] = (),
 ) -> TuneResult:
     """Find the best configuration of each problem.
 
@@ -152,6 +153,7 @@ def tune(
             (default: as often as it is given). progress: see :data:`Progress`.
         sink: takes each record, e.g. ``Database.put``.
         compiled: for an evaluator that runs kernels: compiles those chosen, ahead of it.
+        known: records beside those of ``db``, e.g. of shipped packs, whose winners are tried first.
 
     Ctrl-C returns what was found, with ``interrupted`` set; every finished trial is kept, also when
     a :class:`MachineError` ends the call.
@@ -178,7 +180,7 @@ def tune(
     interrupted, evaluated = False, 0
     try:
         for task in tasks:
-            _consult(task, topology, db)
+            _consult(task, topology, db, known)
             if compiled is not None:
                 _leave_out(task, compiled)
         chosen = _choose(tasks, topology, max_kernels)
@@ -244,25 +246,30 @@ def _tasks(
     return tasks, dropped
 
 
-def _consult(task: _Task, topology: Topology, db: Database | None) -> None:
-    """Read from the database what is known of a problem: failures, and winners of its family."""
-    if db is None:
-        return
-    for failure in db.failures(task.problem, topology):
-        if failure.run is None:
-            task.known.dead.add(failure.kernel)
-        else:
-            task.known.failed[failure.kernel, failure.run] = failure.reason
-    m = task.problem.m
-    family = sorted(
-        db.find(task.problem, topology), key=lambda r: (abs(r.problem.m - m), r.problem.m)
-    )
-    for record in family[:KNOWN_GOOD]:
-        if record.kernel is None or record.run is None:
+def _consult(
+    task: _Task, topology: Topology, db: Database | None, known: Sequence[Record]
+) -> None:
+    """Read what is known of a problem: failures, and winners of its family, the nearest m first."""
+    problem, found = task.problem, list(known)
+    if db is not None:
+        for failure in db.failures(problem, topology):
+            if failure.run is None:
+                task.known.dead.add(failure.kernel)
+            else:
+                task.known.failed[failure.kernel, failure.run] = failure.reason
+        found = [*db.find(problem, topology), *known]
+    family = [r for r in found if replace(r.problem, m=problem.m) == problem]
+    for record in sorted(family, key=lambda r: (abs(r.problem.m - problem.m), r.problem.m)):
+        if record.kernel is None or record.run is None or record.topology != topology.key:
             continue
         params = task.candidates.encode(record.kernel, record.run)
-        if params is not None and task.known.unseen(record.kernel, record.run):
-            task.known_good.append((record.kernel, params))
+        good = None if params is None else (record.kernel, params)
+        if good is None or good in task.known_good:
+            continue
+        if task.known.unseen(record.kernel, record.run):
+            task.known_good.append(good)
+        if len(task.known_good) == KNOWN_GOOD:
+            break
 
 
 def _leave_out(task: _Task, compiled: CompiledKernels) -> None:

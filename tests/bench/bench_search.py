@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 import shlex
+import statistics
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -104,13 +105,23 @@ class Recorded:
         pass
 
 
+DISTURBED = 0.1
+"""A trial whose baseline is so far from the median of its problem's was disturbed, and says
+nothing: one in a few thousand."""
+
+
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The fused trials of a recording, by problem."""
+    """The fused trials of a recording that were not disturbed, by problem."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in path.read_text("utf-8").splitlines():
         trial = json.loads(line)
         if trial["kernel"] is not None and trial["time_us"] is not None:
             found.setdefault(trial["problem"], []).append(trial)
+    for problem, trials in found.items():
+        usual = statistics.median(trial["baseline_us"] for trial in trials)
+        found[problem] = [
+            trial for trial in trials if abs(trial["baseline_us"] / usual - 1) <= DISTURBED
+        ]
     return found
 
 

@@ -69,3 +69,19 @@ def test_a_wrong_result_is_found(evaluator, op, monkeypatch):
     found = evaluator.evaluate(problem, over(400.0), kernel, run)
     assert not found.ok
     assert "rank 7: 1 of" in found.reason
+
+
+@pytest.mark.parametrize("op", sorted(RUNS))
+def test_over_pcie_real_bytes_move(evaluator, op):
+    """No faster than the bytes of this machine's link, and right: the slabs come from the host."""
+    problem, kernel, run = candidate(op)
+    if op == "ag_gemm":
+        run = replace(run, transport=Transport.COPY_ENGINE_PULL, chunks=2)
+    topology = Topology.of(devices()[0].gpu, "pcie", 8)
+    base = evaluator.evaluate(problem, topology, None, None)
+    found = evaluator.evaluate(problem, topology, kernel, run)
+    assert found.ok, found.reason
+    gen5_us = problem.comm_bytes / 64e3  # no PCIe link of 16 lanes is faster
+    assert found.time_us > gen5_us
+    assert base.time_us > gen5_us
+    assert found.time_us < 1.5 * base.time_us

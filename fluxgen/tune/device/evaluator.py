@@ -1,7 +1,8 @@
 """The evaluator ``device``: a candidate is checked, then timed beside the unfused path.
 
 Runs in a process of its own (:mod:`fluxgen.tune.worker`): what breaks the GPU's context ends the
-process. On one GPU the link is imitated, see :mod:`.rank`, and the figures are ``emulated``.
+process. On one GPU NVLink is imitated, see :mod:`.rank`; over PCIe the peers are the host's memory,
+see :mod:`.pcie`. Either way the figures are ``emulated``.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from fluxgen.core.errors import (
 )
 from fluxgen.core.problem import Op, Problem
 from fluxgen.core.record import Provenance
-from fluxgen.core.topology import Gpu, Topology
+from fluxgen.core.topology import Gpu, LinkKind, Topology
 from fluxgen.predict.constants import COPY_US
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.kernels import emulated_link, fused_kernel, support_kernels
 from fluxgen.tune.device import schedule
+from fluxgen.tune.device.alone import Queue
 from fluxgen.tune.device.check import Operands, evened, matmul, wrong
+from fluxgen.tune.device.pcie import OverPcie
 from fluxgen.tune.device.rank import OneRank
-from fluxgen.tune.device.timing import MOST, ROUND, Queue, Stopwatch
+from fluxgen.tune.device.timing import MOST, ROUND, Stopwatch
 from fluxgen.tune.evaluators import Measurement
 
-METHOD_VERSION = 2
+METHOD_VERSION = 3
 """Part of the name of every study: times of another method are not mixed in."""
 
 FINISH_S = 20.0
@@ -50,7 +53,8 @@ class _Bench:
     """What is kept between the candidates of one problem."""
 
     problem: Problem
-    rank: OneRank
+    rank: OneRank | OverPcie
+    topology: Topology
     left: torch.Tensor
     weight: torch.Tensor
     want: torch.Tensor
@@ -100,6 +104,11 @@ class DeviceEvaluator:
 
     def method(self, topology: Topology) -> str:
         """How the link is imitated, and at what rate."""
+        if topology.link is LinkKind.PCIE:
+            return (
+                "one GPU, its own PCIe link, pinned host memory as the peers, as many bytes the "
+                "other way; unfused: cuBLAS and plain copies; cold L2, interleaved, medians"
+            )
         return (
             f"one GPU, flags of a link of {topology.bandwidth_gbs:g} GB/s, "
             f"{topology.latency_us:g} us, {COPY_US:g} us a copy, no bytes moved; unfused: cuBLAS "
@@ -145,7 +154,9 @@ class DeviceEvaluator:
         run: RunConfig | None,
     ) -> Measurement:
         bench = self._of(problem, topology)
-        link_us = schedule.unfused_us(problem, topology)
+        # Over PCIe the unfused path is timed whole.
+        pcie = topology.link is LinkKind.PCIE
+        link_us = 0.0 if pcie else schedule.unfused_us(problem, topology)
         library = self._unfused(bench)
         if kernel is None or run is None:
             timing = self._watch.interleaved({"unfused": library})["unfused"]
@@ -176,24 +187,37 @@ class DeviceEvaluator:
 
     def _of(self, problem: Problem, topology: Topology) -> _Bench:
         bench = self._bench
-        if bench is None or (bench.problem, bench.rank.topology) != (problem, topology):
+        if bench is None or (bench.problem, bench.topology) != (problem, topology):
             bench = None  # its memory goes before that of the next one comes
             self._drop()
             even = evened(problem)
             operands = Operands.of(even)
             left = torch.cat(operands.left) if problem.op is Op.AG_GEMM else operands.left[0]
             partial = matmul(left, operands.weight)
-            rank = OneRank(even, topology, self._support, self._link)
-            rank.present(False)
+            rank = self._rank(even, topology, left)
             want = partial if problem.op is Op.AG_GEMM else partial[: even.m_local].contiguous()
             library = torch.empty_like(partial)
-            bench = _Bench(problem, rank, left, operands.weight, want, library)
+            bench = _Bench(problem, rank, topology, left, operands.weight, want, library)
             self._bench = bench
             self._watch.warm(self._unfused(bench)[1])
         return bench
 
+    def _rank(
+        self, problem: Problem, topology: Topology, left: torch.Tensor
+    ) -> OneRank | OverPcie:
+        if topology.link is LinkKind.PCIE:
+            over = OverPcie(problem, self._support)
+            if problem.op is Op.AG_GEMM:
+                over.stage(left)
+            return over
+        rank = OneRank(problem, topology, self._support, self._link)
+        rank.present(False)
+        return rank
+
     def _unfused(self, bench: _Bench) -> Queue:
-        """The library's GEMM."""
+        """The library's GEMM; over PCIe with the copies."""
+        if isinstance(bench.rank, OverPcie):
+            return bench.rank.unfused(bench.left, bench.weight, bench.library)
         left, weight, out = bench.left, bench.weight.t(), bench.library
         return _nothing, lambda: torch.mm(left, weight, out=out)
 

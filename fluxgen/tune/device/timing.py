@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fluxgen.tune.device.alone import Queue
+
 ROUND = 6
 """Timings of each candidate between two looks at the spread."""
 
@@ -29,9 +31,6 @@ IN_FLIGHT = 48
 the host wait, and with it the thread that raises the flags that the GPU waits for."""
 
 _FLUSH_BYTES = 256 << 20  # several times any L2
-
-Queue = tuple[Callable[[], None], Callable[[], None]]
-"""What is queued before the time is taken, and what is timed."""
 
 
 @dataclass(frozen=True)

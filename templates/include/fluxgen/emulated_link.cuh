@@ -98,6 +98,9 @@ class EmulatedLink {
   // The word that a call's start is seen by: what rank 0 tells that peer.
   uint32_t* start() { return ready_flag(words_, 0); }
 
+  // For a rank whose epochs begin anew. Nothing is queued.
+  void reset() { std::fill(words_, words_ + kDataOffset / 4, 0u); }
+
   // Write the start word in stream order: for calls without a kernel that does.
   CUresult mark(CUstream stream, uint32_t epoch) {
     return write_(stream, CUdeviceptr(start()), epoch, 0);
@@ -129,15 +132,18 @@ class EmulatedLink {
       if (stream == nullptr) {
         return CUDA_ERROR_OUT_OF_MEMORY;
       }
-      uint32_t* const seen = words_ + kFirstSlot + next_word_++ % kSlots;
+      // A number of its own: epochs begin anew with every rank that uses this link, and a word that
+      // was used before would say at once that the flag has been seen.
+      uint32_t const ticket = ++next_ticket_;
+      uint32_t* const seen = words_ + kFirstSlot + ticket % kSlots;
       CUresult status = gate(stream, departure.watched, epoch);
       if (status == CUDA_SUCCESS) {
-        status = write_(stream, CUdeviceptr(seen), epoch, 0);
+        status = write_(stream, CUdeviceptr(seen), ticket, 0);
       }
       if (status != CUDA_SUCCESS) {
         return status;
       }
-      job.watched.push_back({departure, seen, false});
+      job.watched.push_back({departure, seen, ticket, false});
     }
     add(std::move(job));
     return CUDA_SUCCESS;
@@ -173,6 +179,7 @@ class EmulatedLink {
   struct Watched {
     fluxgen_departure departure;
     uint32_t* seen;
+    uint32_t ticket;
     bool done;
   };
   struct Job {
@@ -307,7 +314,7 @@ class EmulatedLink {
       }
       double const now = since(began);
       for (Watched& watched : job.watched) {
-        if (!watched.done && epoch_reached(*const_cast<uint32_t volatile*>(watched.seen), job.epoch)) {
+        if (!watched.done && epoch_reached(*const_cast<uint32_t volatile*>(watched.seen), watched.ticket)) {
           watched.done = true;
           --left;
           sent_us = std::max(now + watched.departure.tail_us, sent_us + watched.departure.busy_us);
@@ -333,7 +340,7 @@ class EmulatedLink {
   CUresult (*write_)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = nullptr;
   CUresult (*wait_)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = nullptr;
   double lag_us_ = 0;
-  uint32_t next_word_ = 0;
+  uint32_t next_ticket_ = 0;
   std::thread thread_;
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
@@ -392,6 +399,9 @@ inline int link_status(CUresult status, char const* what, char* message, int64_t
   FLUXGEN_LINK_EXPORT int fluxgen_link_drain(void* link, double seconds,                          \
                                              fluxgen_link_figures* figures) {                     \
     return static_cast<fluxgen::EmulatedLink*>(link)->drain(seconds, figures) ? 0 : 1;            \
+  }                                                                                               \
+  FLUXGEN_LINK_EXPORT void fluxgen_link_reset(void* link) {                                       \
+    static_cast<fluxgen::EmulatedLink*>(link)->reset();                                           \
   }                                                                                               \
   FLUXGEN_LINK_EXPORT void fluxgen_link_cancel(void* link) {                                      \
     static_cast<fluxgen::EmulatedLink*>(link)->cancel();                                          \

@@ -17,6 +17,7 @@ from fluxgen.db.database import Database
 from fluxgen.predict import predict_baseline
 from fluxgen.tune import Measurement, PredictEvaluator, tune
 from fluxgen.tune import search as search_module
+from fluxgen.tune.candidates import Candidates
 
 
 @pytest.fixture(params=["memory", "sqlite", "journal"])
@@ -251,6 +252,20 @@ def test_a_known_winner_of_the_family_is_tried_first(tmp_path) -> None:
     sibling, fake = replace(PROBLEM, m=4096), Fake()
     tune([sibling], TOPOLOGY, evaluator=fake, trials=4, storage="memory", db=db)
     assert fake.asked[1] == (winner.kernel, winner.run)
+
+
+def test_known_records_of_a_pack_are_tried_first_the_nearest_m_first(tmp_path) -> None:
+    found = tune([PROBLEM], TOPOLOGY, evaluator=Fake(), trials=12, storage="memory")
+    (winner,) = found.records
+    assert winner.kernel is not None
+    other = next(c for c in Candidates(PROBLEM, TOPOLOGY).kernels if c != winner.kernel)
+    run = Candidates(PROBLEM, TOPOLOGY).ranked_runs(other)[0]
+    far = replace(winner, problem=replace(PROBLEM, m=16384), kernel=other, run=run)
+    stranger = replace(winner, topology="a100-sxm-80gb-nvlink-tp2")
+    fake = Fake()
+    known = (far, stranger, winner)
+    tune([PROBLEM], TOPOLOGY, evaluator=fake, trials=4, storage="memory", known=known)
+    assert fake.asked[1:3] == [(winner.kernel, winner.run), (other, run)]
 
 
 def test_drift_of_the_baseline_is_divided_out() -> None:

@@ -91,23 +91,14 @@ class OverPcie(Alone):
     def unfused(self, left: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Queue:
         """The same bytes by plain copies, before cuBLAS (ag_gemm) or after it (gemm_rs)."""
         gathers, tp = self.problem.op is Op.AG_GEMM, self.problem.tp
-        slabs = self._gathered.chunk(tp) if gathers else out.chunk(tp)
-
-        def copies() -> None:
-            for slab in slabs[1:]:
-                bytes_ = slab.view(torch.uint8).flatten()
-                if gathers:
-                    bytes_.copy_(self._host, non_blocking=True)
-                else:
-                    self._host.copy_(bytes_, non_blocking=True)
 
         def queue() -> None:
             self._peers_traffic()
             if gathers:
-                copies()
+                self._copy_slabs(out)
             torch.mm(left, weight.t(), out=out)
             if not gathers:
-                copies()
+                self._copy_slabs(out)
                 torch.sum(out.view(tp, -1, out.shape[1]), dim=0)
 
         return self._settle, queue
@@ -118,19 +109,22 @@ class OverPcie(Alone):
         Args:
             out: gemm_rs: (m, n), what is sent.
         """
-        gathers, tp = self.problem.op is Op.AG_GEMM, self.problem.tp
-        slabs = self._gathered.chunk(tp) if gathers else out.chunk(tp)
 
         def queue() -> None:
             self._peers_traffic()
-            for slab in slabs[1:]:
-                bytes_ = slab.view(torch.uint8).flatten()
-                if gathers:
-                    bytes_.copy_(self._host, non_blocking=True)
-                else:
-                    self._host.copy_(bytes_, non_blocking=True)
+            self._copy_slabs(out)
 
         return self._settle, queue
+
+    def _copy_slabs(self, out: torch.Tensor) -> None:
+        """Every remote slab by one plain copy: into the gathered matrix, or out of ``out``."""
+        gathers, tp = self.problem.op is Op.AG_GEMM, self.problem.tp
+        for slab in (self._gathered if gathers else out).chunk(tp)[1:]:
+            data = slab.view(torch.uint8).flatten()
+            if gathers:
+                data.copy_(self._host, non_blocking=True)
+            else:
+                self._host.copy_(data, non_blocking=True)
 
     def _settle(self) -> None:
         """The peers' traffic of the call before has ended when the next one begins."""

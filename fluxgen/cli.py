@@ -68,6 +68,9 @@ Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
 Training = Annotated[
     bool, typer.Option("--training", help="Also the GEMMs of the backward, with (k, n) weights.")
 ]
+CompiledOnly = Annotated[
+    bool, typer.Option("--compiled-only", help="Measure only kernels that are compiled.")
+]
 Db = Annotated[Path | None, typer.Option("--db", help="Tuning database file.")]
 
 # Piped into a file or a pager, a table is as wide as it needs; a terminal has its own width.
@@ -189,9 +192,7 @@ def tune(
         Path | None, typer.Option(help="Append each trial to this file, for replay:FILE.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Parallel compiles (default: by RAM).")] = None,
-    compiled_only: Annotated[
-        bool, typer.Option("--compiled-only", help="Measure only kernels that are compiled.")
-    ] = False,
+    compiled_only: CompiledOnly = False,
     as_json: Json = False,
 ) -> None:
     """Search the best kernel and run-time configuration of every GEMM of a model."""
@@ -684,6 +685,7 @@ def db_verify(
         bool, typer.Option("--device", help="Time a sample again on this machine's GPU.")
     ] = False,
     sample: Annotated[int, typer.Option(help="With --device: records of each tp and link.")] = 8,
+    compiled_only: CompiledOnly = False,
     as_json: Json = False,
 ) -> None:
     """Check every record: readable, legal, in its place, not slower than its own baseline."""
@@ -698,7 +700,7 @@ def db_verify(
             problems += verify_packs(data_dir("tuning_db"))
     again: list[dict[str, Any]] = []
     if device:
-        again = _retimed(_known_records(packs, db), sample)
+        again = _retimed(_known_records(packs, db), sample, compiled_only)
         problems += [f"{row['problem']}: {row['reason']}" for row in again if row["reason"]]
     if as_json:
         _emit({"problems": problems, **({"retimed": again} if device else {})})
@@ -787,7 +789,7 @@ def _known_records(packs: Path | None, db: Path | None) -> list[Any]:
     return records
 
 
-def _retimed(records: list[Any], count: int) -> list[dict[str, Any]]:
+def _retimed(records: list[Any], count: int, compiled_only: bool) -> list[dict[str, Any]]:
     """Records of this machine's GPU, timed again, as plain values."""
     from fluxgen.db.keys import topology_of
     from fluxgen.tune.retime import retime, sample
@@ -796,8 +798,15 @@ def _retimed(records: list[Any], count: int) -> list[dict[str, Any]]:
     rows = []
     for key in sorted({r.topology for r in records if r.topology.startswith(f"{gpu.name}-")}):
         topology = topology_of(key, {gpu.name: gpu}, gpu.sm_count)
-        chosen = sample([r for r in records if r.topology == key], count)
-        with _evaluator("device", topology) as (judge, compiled):
+        of_key = [r for r in records if r.topology == key]
+        with _evaluator("device", topology, compiled_only=compiled_only) as (judge, compiled):
+            if compiled is not None:
+                of_key = [
+                    r
+                    for r in of_key
+                    if r.kernel and not compiled.unusable(r.problem.signature, r.kernel)
+                ]
+            chosen = sample(of_key, count)
             rows += [
                 {
                     "topology": key,
@@ -869,4 +878,6 @@ def _interrupted() -> int:
 
 def run() -> None:
     """The ``fluxgen`` command."""
+    # How a batch system ends a job: what Ctrl-C keeps is kept.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     raise SystemExit(main())

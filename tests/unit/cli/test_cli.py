@@ -236,7 +236,8 @@ def test_six_tuners_at_once_on_one_database(home):
     assert {len(d["records"]) for d in documents} == {8}
 
 
-def test_ctrl_c_is_a_failure_with_one_line(home):
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_is_a_failure_with_one_line(home, end):
     """Exit code 1, stdout empty, and what to do next."""
     command = [sys.executable, "-m", "fluxgen", "tune", *SMALL[:4], "--target", "h200", "--json"]
     tuner = subprocess.Popen(
@@ -248,7 +249,7 @@ def test_ctrl_c_is_a_failure_with_one_line(home):
     while not studies.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(1.0)
-    tuner.send_signal(signal.SIGINT)
+    tuner.send_signal(end)
     out, err = tuner.communicate(timeout=60)
     assert tuner.returncode == 1
     assert "again to go on" in err

@@ -199,8 +199,9 @@ def why_illegal(
         return "transport copy_engine_push: the gathered A is the workspace's; use copy_engine_pull"
     if run.transport is Transport.SM_COPY and run.chunks > 1:
         return "chunks: the SM copy fills whole slabs before the GEMM starts; use 1"
-    if problem.op is Op.GEMM_RS and run.transport is not Transport.PEER_STORE:
-        return f"transport {run.transport.value} does not carry gemm_rs yet; use peer_store"
+    if problem.op is Op.GEMM_RS and run.transport not in RS_TRANSPORTS:
+        valid = " or ".join(transport.value for transport in RS_TRANSPORTS)
+        return f"transport {run.transport.value} does not carry gemm_rs; use {valid}"
     cluster = kernel.cluster_m * kernel.cluster_n
     if run.sms and not cluster <= run.sms <= topology.gpu.sm_count:
         return f"sms {run.sms} is outside {cluster}..{topology.gpu.sm_count}"
@@ -209,6 +210,9 @@ def why_illegal(
 
 AG_TRANSPORTS = (Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL, Transport.SM_COPY)
 """What carries ag_gemm."""
+
+RS_TRANSPORTS = (Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN)
+"""What carries gemm_rs."""
 
 
 K_CHUNKS = (2, 3, 4, 5)
@@ -226,11 +230,12 @@ def panel_limit(problem: Problem, kernel: KernelConfig) -> int:
 def default_transport(signature: Signature, link: LinkKind) -> Transport:
     """The transport an op uses over a link unless a record says otherwise.
 
-    Over PCIe slabs are pulled: what is measured there, with the host's memory as the peers, is a
-    pull.
+    Over PCIe slabs are pulled and drained: what is measured there, with the host's memory as the
+    peers, is a pull, and stores of a kernel back up into it.
     """
     if signature.op is Op.GEMM_RS:
-        return Transport.PEER_STORE
+        over_pcie = link is LinkKind.PCIE
+        return Transport.COPY_ENGINE_DRAIN if over_pcie else Transport.PEER_STORE
     pulls = signature.return_gathered or link is LinkKind.PCIE
     return Transport.COPY_ENGINE_PULL if pulls else Transport.COPY_ENGINE_PUSH
 
@@ -292,5 +297,11 @@ def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Ite
         # The SM copy brings all before the GEMM starts: neither an order nor chunks to choose.
         for panel, span in product(PANELS, span_choices(problem, kernel)):
             run = RunConfig((problem.tp,), panel, transport=Transport.SM_COPY, span=span)
+            if why_illegal(problem, topology, kernel, run) is None:
+                yield run
+    elif transport is not Transport.PEER_STORE:
+        # Stores of the kernel as well: for slabs so short that a copy costs more than its bytes.
+        for groups in group_choices(problem.op, problem.tp):
+            run = RunConfig(groups, transport=Transport.PEER_STORE)
             if why_illegal(problem, topology, kernel, run) is None:
                 yield run

@@ -37,8 +37,10 @@ class Transport(str, enum.Enum):
 
     @property
     def copies(self) -> bool:
-        """Whether copy engines move the slabs of an ag_gemm, beside its GEMM."""
-        return self in (Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH)
+        """Whether copy engines move the slabs, beside the GEMM."""
+        return self in (
+            Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_DRAIN,
+        )  # fmt: skip
 
 
 class ChunkAxis(str, enum.Enum):

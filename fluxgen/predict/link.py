@@ -14,6 +14,11 @@ def transfer_us(size: float, topology: Topology, rate: float = 1.0) -> float:
     return size / (topology.bandwidth_gbs * 1e3 * rate)
 
 
+def copy_us(topology: Topology) -> float:
+    """Microseconds that each copy of a copy engine takes beside its bytes."""
+    return c.COPY_PCIE_US if topology.link is LinkKind.PCIE else c.COPY_US
+
+
 def copy_order(run: RunConfig, chunks: int, world: int) -> list[tuple[int, int, bool]]:
     """(visit, chunk, whether it is the whole slab) of each remote chunk, in the transport's order.
 
@@ -43,7 +48,7 @@ def copy_arrivals(
     now, out, slab_us = topology.latency_us, [], transfer_us(slab_bytes, topology)
     parts_us = [slab_us * share for share in shares]
     for visit, chunk, whole in copy_order(run, len(shares), topology.world):
-        now += (slab_us if whole else parts_us[chunk]) + c.COPY_US
+        now += (slab_us if whole else parts_us[chunk]) + copy_us(topology)
         out.append((visit, chunk, now))
     return out
 

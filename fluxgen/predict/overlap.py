@@ -17,7 +17,7 @@ from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict.gemm import GemmTime, Grid, gemm_time, library_gemm_us
-from fluxgen.predict.link import copy_arrivals, nccl_us, store_rate, transfer_us
+from fluxgen.predict.link import copy_arrivals, copy_us, nccl_us, store_rate, transfer_us
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,32 @@ def first_need(grid: Grid, panel: int, visit: int, row: int) -> int:
     Args:
         row: row of tiles inside the slab.
     """
+    group, cluster_row = _place(grid, visit, row)
+    width = min(panel or grid.columns, grid.columns)
+    return grid.starts[group] * grid.columns + cluster_row * width
+
+
+def last_touch(grid: Grid, panel: int, visit: int, row: int) -> int:
+    """The same of the last one: in the last panel of the slab's group."""
+    group, cluster_row = _place(grid, visit, row)
+    width = _last_width(grid, panel)
+    rows = grid.starts[group + 1] - grid.starts[group]
+    before = grid.starts[group] * grid.columns + (grid.columns - width) * rows
+    return before + cluster_row * width + width - 1
+
+
+def _place(grid: Grid, visit: int, row: int) -> tuple[int, int]:
+    """The arrival group of a slab, and the row of clusters in it that has a row of its tiles."""
     group = begin = 0
     while visit >= begin + grid.groups[group]:
         begin += grid.groups[group]
         group += 1
+    return group, ((visit - begin) * grid.rows + row) // grid.cluster_m
+
+
+def _last_width(grid: Grid, panel: int) -> int:
     width = min(panel or grid.columns, grid.columns)
-    cluster_row = ((visit - begin) * grid.rows + row) // grid.cluster_m
-    return grid.starts[group] * grid.columns + cluster_row * width
+    return grid.columns - (grid.columns - 1) // width * width
 
 
 def _gather_timeline(
@@ -173,15 +192,16 @@ def _scatter_timeline(
     if grid.groups[-1] == run.span == 1:
         remote = grid.starts[-2] * grid.columns
     elif run.span == 1:  # a tile of several owners always has a remote one
-        width = min(run.panel or grid.columns, grid.columns)
-        last_panel = grid.columns - (grid.columns - 1) // width * width
-        remote -= grid.rows // grid.cluster_m * last_panel
-    waves = ceil_div(remote, grid.slots)
-    burst = comm * (1 - (waves - 1) * grid.slots / remote)
+        remote -= grid.rows // grid.cluster_m * _last_width(grid, run.panel)
     body = gemm.time_us - gemm.once_us
-    sent = topology.latency_us + max(
-        gemm.wave_us + comm, gemm.wave_us * waves + burst, body * remote / grid.total
-    )
+    if run.transport is Transport.COPY_ENGINE_DRAIN:
+        comm, sent = _drained(problem, topology, gemm, run)
+    else:
+        waves = ceil_div(remote, grid.slots)
+        burst = comm * (1 - (waves - 1) * grid.slots / remote)
+        sent = topology.latency_us + max(
+            gemm.wave_us + comm, gemm.wave_us * waves + burst, body * remote / grid.total
+        )
     out_bytes = problem.signature.out_dtype.bytes * problem.n
     moved = out_bytes * (problem.m + problem.m_local)
     stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
@@ -190,3 +210,26 @@ def _scatter_timeline(
     tail = c.REDUCE_US + stream_us / run.chunks
     finish = max(gemm.time_us + reduce_us, sent + tail) + c.LAUNCH_US
     return finish, comm, reduce_us
+
+
+def _drained(
+    problem: Problem, topology: Topology, gemm: GemmTime, run: RunConfig
+) -> tuple[float, float]:
+    """(copies alone, when the last chunk has been copied), microseconds after the launch.
+
+    A chunk is copied once the last cluster that touches it has ended, and those before it are out.
+    """
+    grid, each = gemm.grid, copy_us(topology)
+    slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
+    piece = transfer_us(slab / run.chunks, topology) + each
+    body, free = gemm.time_us - gemm.once_us, 0.0
+    for owner in range(problem.tp - 1):
+        visit, place = divmod(owner, run.span)
+        for chunk in range(run.chunks):
+            tiles = ceil_div((place * run.chunks + chunk + 1) * grid.rows, run.span * run.chunks)
+            position = last_touch(grid, run.panel, visit, tiles - 1)
+            ready = max(
+                gemm.wave_us * (position // grid.slots + 1), body * (position + 1) / grid.total
+            )
+            free = max(free, ready) + piece
+    return piece * run.chunks * (problem.tp - 1), free + topology.latency_us

@@ -16,7 +16,7 @@ from fluxgen.core.topology import Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.gemm import Grid
-from fluxgen.predict.link import copy_arrivals, store_rate, transfer_us
+from fluxgen.predict.link import copy_arrivals, copy_us, store_rate, transfer_us
 from fluxgen.predict.overlap import fused_gemm
 
 LINK, REDUCE, LIBRARY = "link", "reduction", "library"
@@ -150,11 +150,14 @@ def _drain(
     problem: Problem, topology: Topology, run: RunConfig, ended: list[tuple[float, int]],
     end: float, spans: list[Span],
 ) -> float:  # fmt: skip
-    """gemm_rs: tiles leave as they are finished, one after the other; then the reduction."""
+    """gemm_rs: tiles leave as they are finished, or chunks by copies, one after the other; then the
+    reduction."""
     own = problem.tp // run.span - 1  # visited last, it stays here
     leaving = sorted((at, visit) for at, visit in ended if run.span > 1 or visit != own)
-    rate = store_rate(topology, run.transport)
-    each = transfer_us(problem.comm_bytes, topology, rate) / max(1, len(leaving))
+    rate, cost = store_rate(topology, run.transport), 0.0
+    if run.transport is Transport.COPY_ENGINE_DRAIN:
+        leaving, cost = _chunks(leaving, run.chunks), copy_us(topology)
+    each = transfer_us(problem.comm_bytes, topology, rate) / max(1, len(leaving)) + cost
     began, free, first, last = None, 0.0, 0, 0
     for at, visit in leaving:
         if began is not None and at > free:
@@ -170,6 +173,16 @@ def _drain(
     took = c.REDUCE_US + moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
     spans.append(Span(REDUCE, "reduction", "reduce", begin, begin + took))
     return begin + took
+
+
+def _chunks(tiles: list[tuple[float, int]], chunks: int) -> list[tuple[float, int]]:
+    """When each chunk of each slab is whole, from when its tiles have ended."""
+    out = []
+    for slab in dict.fromkeys(visit for _, visit in tiles):
+        times = [at for at, visit in tiles if visit == slab]
+        parts = range(1, chunks + 1)
+        out += [(times[max(0, len(times) * part // chunks - 1)], slab) for part in parts]
+    return sorted(out)
 
 
 def _stores(first: int, last: int) -> str:

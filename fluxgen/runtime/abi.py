@@ -10,7 +10,7 @@ import ctypes as ct
 
 from fluxgen.core.errors import CommTimeout
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 MAX_WORLD = 16
 MAX_CHUNKS = 16
 
@@ -19,22 +19,28 @@ ABORTED_OFFSET = 4
 BEGUN_OFFSET = 16
 MULTIPLIED_OFFSET = 20
 STAGED_OFFSET = 28
+SENT_OFFSET = 32
+DRAINED_OFFSET = 36
 READY_OFFSET = 256
 PULLED_OFFSET = 384
 ARRIVED_OFFSET = 512
 GATHERED_OFFSET = 1536
 COUNTERS_OFFSET = 2560
-DATA_OFFSET = 4096
+FILLED_OFFSET = 3584
+CONSUMED_OFFSET = 4608
+DATA_OFFSET = 5120
 """Byte offsets inside a workspace; drawn in ``protocol.cuh``."""
 
 PEER_ABORTED = 2
 """``Report.code`` where not this rank's wait but a peer's passed its deadline."""
 
 OPS = {"ag_gemm": 0, "gemm_rs": 1}
-OP_NAMES = {0: "ag_gemm", 1: "gemm_rs", 2: "gemm_rs (reduction)", 3: "ag_gemm (transport)"}
+OP_NAMES = {0: "ag_gemm", 1: "gemm_rs", 2: "gemm_rs (reduction)", 3: "transport"}
 DTYPES = {"bf16": 0, "fp16": 1}
 B_LAYOUTS = {"nk": 0, "kn": 1}
 CHUNK_AXES = {"m": 0, "k": 1}
+PULL, PUSH, DRAIN = 0, 1, 2
+"""``enum fluxgen_copies``."""
 
 
 class _Struct(ct.Structure):
@@ -78,6 +84,7 @@ class Group(ct.Structure):
         ("stage_bytes", ct.c_int64),
         ("half_bytes", ct.c_int64),
         ("gathered_bytes", ct.c_int64),
+        ("drained_bytes", ct.c_int64),
         ("peers", ct.c_void_p * MAX_WORLD),
         ("timeout_ns", ct.c_uint64),
         ("report", ct.c_void_p),
@@ -113,6 +120,8 @@ class GemmArgs(_Struct):
         ("own_row_stride", ct.c_int64),
         ("ends_call", ct.c_int32),
         ("cut", ct.c_int32),
+        ("drain", ct.c_int32),
+        ("reserved", ct.c_uint32),
     ]
 
 
@@ -131,7 +140,7 @@ class ReduceArgs(_Struct):
         ("scale", ct.c_float),
         ("dtype", ct.c_int32),
         ("blocks", ct.c_int32),
-        ("reserved", ct.c_uint32),
+        ("drain", ct.c_int32),
     ]
 
 
@@ -167,7 +176,7 @@ class CopyArgs(_Struct):
         ("chunk_size", ct.c_int64),
         ("chunk_axis", ct.c_int32),
         ("cut", ct.c_int32),
-        ("push", ct.c_int32),
+        ("kind", ct.c_int32),
         ("reserved", ct.c_uint32),
     ]
 
@@ -197,7 +206,17 @@ class GatherCall(_Struct):
 class ScatterCall(_Struct):
     """``fluxgen_scatter_call``."""
 
-    _fields_ = [*_VERSION, ("gemm", GemmCall), ("reduce", ct.c_void_p), ("graphs", ct.c_void_p)]
+    _fields_ = [
+        *_VERSION,
+        ("gemm", GemmCall),
+        ("reduce", ct.c_void_p),
+        ("copy", ct.c_void_p),
+        ("awaits", ct.c_void_p),
+        ("copies", ct.c_void_p),
+        ("flags", ct.c_void_p),
+        ("event", ct.c_void_p),
+        ("graphs", ct.c_void_p),
+    ]
 
 
 class KernelInfo(_Struct):

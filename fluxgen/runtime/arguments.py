@@ -14,6 +14,12 @@ PATIENCE = 1.25
 copies, which come one after the other: were it the first to give up, it would name whichever peer
 is behind the late one. Seen on a GPU: with rank 2 of 3 killed, rank 1 named rank 0."""
 
+_KINDS = {
+    Transport.COPY_ENGINE_PULL: abi.PULL,
+    Transport.COPY_ENGINE_PUSH: abi.PUSH,
+    Transport.COPY_ENGINE_DRAIN: abi.DRAIN,
+}
+
 __all__ = ["PATIENCE", "copy_args", "gemm_args", "row_stride"]
 
 
@@ -35,23 +41,26 @@ def gemm_args(
     if problem.op is Op.AG_GEMM:
         args.ends_call, args.cut = 1, run.cut
         args.group.timeout_ns = int(group.timeout_ns * PATIENCE)
+    else:
+        args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
     return args
 
 
 def copy_args(
     group: abi.Group, problem: Problem, kernel: KernelConfig, run: RunConfig
 ) -> abi.CopyArgs:
-    """The copy-engine transport of an ag_gemm, but for the addresses of its operands."""
+    """A copy-engine transport; of an ag_gemm but for the addresses of its operands."""
     size, item = chunk_size(problem, kernel, run), problem.signature.dtype.bytes
+    columns = problem.k if problem.op is Op.AG_GEMM else problem.n
     return abi.CopyArgs(
         group=group,
-        row_stride_bytes=problem.k * item,
+        row_stride_bytes=columns * item,
         rows=problem.m_local,
-        row_bytes=problem.k * item,
+        row_bytes=columns * item,
         chunk_size=size * item if run.chunk_axis is ChunkAxis.K else size,
         chunk_axis=abi.CHUNK_AXES[run.chunk_axis.value],
         cut=run.cut,
-        push=run.transport is Transport.COPY_ENGINE_PUSH,
+        kind=_KINDS[run.transport],
     )
 
 

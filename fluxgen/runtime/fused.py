@@ -1,7 +1,7 @@
 """What the fused calls of a group share on one GPU: workspace, side streams, order, memory.
 
-The calls themselves are in ``runs``. Everything is queued on the caller's current stream and two
-side streams that are joined again, so a call can be captured in a CUDA graph. A call waits for
+The calls themselves are in ``runs``. Everything is queued on the caller's current stream and side
+streams that are joined again, so a call can be captured in a CUDA graph. A call waits for
 nothing; a new workspace waits for the GPU once.
 """
 
@@ -86,11 +86,11 @@ class Fused:
         self._of_runs: list[CallGraphs] = []
         with torch.cuda.device(device):
             # A high priority: its kernels come before the blocks of a GEMM.
-            self._side = [torch.cuda.Stream(device, priority=-1) for _ in range(2)]
+            self._side = [torch.cuda.Stream(device, priority=-1) for _ in range(3)]
             self._events = [torch.cuda.Event() for _ in range(2)]
             for event in self._events:
                 event.record()  # Torch creates the CUDA event here, outside of any capture
-        self.copies, self.flags = (side.cuda_stream for side in self._side)
+        self.awaits, self.copies, self.flags = (side.cuda_stream for side in self._side)
         self.event, self._ordered = (e.cuda_event for e in self._events)
         self.empty, self.text = _allocator(device), ErrorText()
         self._broken: CommTimeout | None = None

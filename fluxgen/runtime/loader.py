@@ -175,9 +175,10 @@ class SupportKernels(Library):
         """Queue the start of an ag_gemm; with ``args.pull``, its whole transport."""
         self._call(self._begin, ct.byref(args), ct.c_void_p(stream))
 
-    def copy(self, args: abi.CopyArgs, stream: int, copies: int, flags: int, event: int) -> None:
-        """Queue the copies of an ag_gemm and their flags, on two streams, behind ``stream``."""
-        self._call(self._copy, ct.byref(args), *map(ct.c_void_p, (stream, copies, flags, event)))
+    def copy(self, args: abi.CopyArgs, stream: int, sides: tuple[int, ...], event: int) -> None:
+        """Queue copies behind ``stream``, on the side streams of their waits (used to drain a
+        gemm_rs), of themselves and of their flags."""
+        self._call(self._copy, ct.byref(args), *map(ct.c_void_p, (stream, *sides, event)))
 
     def order(self, before: int, after: int, event: int) -> None:
         """What comes on stream ``after`` waits for what is on stream ``before``."""

@@ -50,6 +50,7 @@ class LocalGroup:
         ]
         self.reports = [torch.zeros(8, dtype=torch.int32, pin_memory=True) for _ in range(world)]
         self.streams = [torch.cuda.Stream(device) for _ in range(world)]
+        self.awaits = [torch.cuda.Stream(device) for _ in range(world)]
         self.copies = [torch.cuda.Stream(device) for _ in range(world)]
         self.flags = [torch.cuda.Stream(device) for _ in range(world)]
         self.events = [torch.cuda.Event() for _ in range(world)]
@@ -73,6 +74,7 @@ class LocalGroup:
         group = abi.Group(
             world=self.world, rank=rank, stage_bytes=self.sizes.stage,
             half_bytes=self.sizes.half, gathered_bytes=self.sizes.gathered,
+            drained_bytes=self.sizes.drained,
         )  # fmt: skip
         for peer, workspace in enumerate(self.workspaces):
             group.peers[peer] = workspace.data_ptr()
@@ -143,13 +145,7 @@ class LocalGroup:
                 copy = copy_args(self.groups[rank], problem, kernel.kernel, run)
                 copy.gathered, copy.x = gathered[rank].data_ptr(), x[rank].data_ptr()
                 copy.row_stride_bytes = x[rank].stride(0) * dtype.itemsize
-                self.support.copy(
-                    copy,
-                    self.streams[rank].cuda_stream,
-                    self.copies[rank].cuda_stream,
-                    self.flags[rank].cuda_stream,
-                    self.events[rank].cuda_event,
-                )
+                self._copy(copy, rank, self.streams[rank])
         for rank in range(self.world):
             args = self._gemm_args(rank, problem, kernel.kernel, run)
             args.a, args.a_row_stride = gathered[rank].data_ptr(), problem.k
@@ -159,6 +155,11 @@ class LocalGroup:
             kernel.launch(args, self.streams[rank].cuda_stream)
             self.streams[rank].wait_stream(self.copies[rank])
             self.streams[rank].wait_stream(self.flags[rank])
+
+    def _copy(self, copy: abi.CopyArgs, rank: int, behind: torch.cuda.Stream) -> None:
+        sides = self.awaits[rank], self.copies[rank], self.flags[rank]
+        streams = tuple(side.cuda_stream for side in sides)
+        self.support.copy(copy, behind.cuda_stream, streams, self.events[rank].cuda_event)
 
     def gemm_rs(
         self,
@@ -171,6 +172,7 @@ class LocalGroup:
         delay: Callable[[int], None] | None = None,
     ) -> None:
         """Queue one gemm_rs on every rank: a[r] (m, k), b[r] as in ag_gemm -> d[r] (m/tp, n)."""
+        drains = run.transport is Transport.COPY_ENGINE_DRAIN
         for rank in range(self.world):
             args = self._gemm_args(rank, problem, kernel.kernel, run)
             args.a, args.a_row_stride = a[rank].data_ptr(), a[rank].stride(0)
@@ -178,7 +180,12 @@ class LocalGroup:
             with torch.cuda.stream(self.streams[rank]):
                 if delay is not None:
                     delay(rank)
+            self.awaits[rank].wait_stream(self.streams[rank])  # the copies begin beside the GEMM
             kernel.launch(args, self.streams[rank].cuda_stream)
+        for rank in range(self.world):
+            if drains:
+                copy = copy_args(self.groups[rank], problem, kernel.kernel, run)
+                self._copy(copy, rank, self.awaits[rank])
         for rank in range(self.world):
             self.support.reduce(
                 abi.ReduceArgs(
@@ -191,9 +198,12 @@ class LocalGroup:
                     scale=1.0,
                     dtype=abi.DTYPES[problem.signature.dtype.value],
                     blocks=self.share,
+                    drain=drains,
                 ),
                 self.streams[rank].cuda_stream,
             )
+            self.streams[rank].wait_stream(self.copies[rank])
+            self.streams[rank].wait_stream(self.flags[rank])
 
     def run(
         self, kernel: FusedKernel, problem: Problem, run: RunConfig, *operands: Any, **kw: Any
@@ -208,7 +218,7 @@ class LocalGroup:
         Raises:
             CommTimeout: a device-side wait passed its deadline.
         """
-        for stream in (*self.streams, *self.copies, *self.flags):
+        for stream in (*self.streams, *self.awaits, *self.copies, *self.flags):
             stream.synchronize()
         raised = []
         for memory in self.reports:

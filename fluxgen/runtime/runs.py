@@ -1,7 +1,7 @@
 """The launches of one kind of fused call.
 
     GatherRun    begin -> [side streams: copies, chunk by chunk] + a GEMM for each weight -> join
-    ScatterRun   GEMM (stores into the owners' inboxes) -> reduce
+    ScatterRun   GEMM (stores into the owners' inboxes, or side streams: copies) -> reduce
 
 A run keeps its argument structs and fills in addresses, so a call is one call into C; and there,
 outside of captures, one launch: of a CUDA graph with those addresses (docs/adr/0010). What is
@@ -288,6 +288,14 @@ class ScatterRun(_Run):
         self._call = abi.ScatterCall(
             gemm=kernel.call(self._args), reduce=ct.addressof(self._reduce), graphs=self._graphs
         )
+        if self.winner.run.transport.copies:
+            fused = self.fused
+            self._args.sms = min(self._args.sms or fused.sms, fused.sms - fused.reserved)
+            self._reduce.drain = True
+            self._copy = copy_args(group, first, self.winner.kernel, self.winner.run)
+            self._call.copy = ct.addressof(self._copy)
+            self._call.awaits, self._call.copies = fused.awaits, fused.copies
+            self._call.flags, self._call.event = fused.flags, fused.event
         self._call_at = ct.addressof(self._call)
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -87,6 +87,7 @@ class SymmetricWorkspace:
             stage_bytes=local.sizes.stage,
             half_bytes=local.sizes.half,
             gathered_bytes=local.sizes.gathered,
+            drained_bytes=local.sizes.drained,
             timeout_ns=int(timeout_s * 1e9),
             report=self._report_memory.data_ptr(),
         )

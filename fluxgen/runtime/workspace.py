@@ -22,21 +22,23 @@ class Sizes:
     Attributes:
         stage: one slab (m/tp, k) of an ag_gemm, for peers to pull. half: one half of the inbox, W
             slabs of (m/tp, n) of a gemm_rs. gathered: the matrix (m, k) that peers push into.
+        drained: the outbox (m, n) of a gemm_rs that copies drain, and the inbox that they fill.
     """
 
     stage: int = 0
     half: int = 0
     gathered: int = 0
+    drained: int = 0
 
     @property
     def total(self) -> int:
-        """Of the whole workspace: control blocks, the stage, the inbox's two halves, the matrix."""
-        return abi.DATA_OFFSET + self.stage + 2 * self.half + self.gathered
+        """Of the whole workspace, control blocks included."""
+        return self.gathered_offset + self.gathered + 2 * self.drained
 
     @property
     def gathered_offset(self) -> int:
         """Where the matrix lies."""
-        return self.total - self.gathered
+        return abi.DATA_OFFSET + self.stage + 2 * self.half
 
     def hold(self, other: Sizes) -> bool:
         """Whether a workspace of these sizes serves what needs the other ones."""
@@ -48,6 +50,7 @@ class Sizes:
             max(self.stage, other.stage),
             max(self.half, other.half),
             max(self.gathered, other.gathered),
+            max(self.drained, other.drained),
         )
 
 
@@ -59,7 +62,11 @@ def sizes(problem: Problem, *transports: Transport) -> Sizes:
     """
     if problem.op is Op.GEMM_RS:
         slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
-        needed = Sizes(half=aligned(problem.tp * slab))
+        drains = [t is Transport.COPY_ENGINE_DRAIN for t in transports]
+        needed = Sizes(
+            half=0 if drains and all(drains) else aligned(problem.tp * slab),
+            drained=aligned(problem.tp * slab) if any(drains) else 0,
+        )
     else:
         slab = problem.m_local * problem.k * problem.signature.dtype.bytes
         pushes = [t is Transport.COPY_ENGINE_PUSH for t in transports]

@@ -1,8 +1,8 @@
 """The candidates of one problem: named choices that always decode to a legal configuration.
 
-The sampler sees five categorical parameters (kernel, groups, panel, cut, span); the transport is a
-value of cut. Whatever it picks is moved to the nearest legal configuration of that kernel, so an
-illegal one cannot be asked.
+The sampler sees five categorical parameters (kernel, groups, panel, cut, span); a transport other
+than the usual one is a value of cut. Whatever it picks is moved to the nearest legal configuration
+of that kernel, so an illegal one cannot be asked.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ Params = dict[str, str | int]
 SM_COPY = "sm"
 """The value of ``cut`` that is no cut: SMs copy whole slabs before the GEMM starts."""
 
+STORE = "store"
+"""Where slabs are usually drained: the kernel stores into its peers, in whole slabs."""
+
+_OTHER = {SM_COPY: Transport.SM_COPY, STORE: Transport.PEER_STORE}
+"""Values of ``cut`` that name a transport."""
+
 KNOBS = ("groups", "panel", "cut", "span")
 """The parameters that are not compiled in."""
 
@@ -61,15 +67,18 @@ class Candidates:
 
     def spans(self, kernel: KernelConfig) -> tuple[int, ...]:
         """Spans with which ``kernel`` is legal: some tiles fit the slabs only with one."""
-        transport = default_transport(self.problem.signature, self.topology.link)
         return tuple(
             span
             for span in span_choices(self.problem, kernel)
             if why_illegal(
-                self.problem, self.topology, kernel, RunConfig(transport=transport, span=span)
+                self.problem, self.topology, kernel, RunConfig(transport=self._usual, span=span)
             )
             is None
         )
+
+    @cached_property
+    def _usual(self) -> Transport:
+        return default_transport(self.problem.signature, self.topology.link)
 
     @cached_property
     def choices(self) -> dict[str, tuple[str | int, ...]]:
@@ -82,7 +91,8 @@ class Candidates:
             self.kernels,
             key=lambda k: (k.tile_m * k.cluster_m, k.tile_n * k.cluster_n, k),
         )
-        texts = [_encode(run) for run in run_space(self.problem, self.topology, loosest)]
+        usual = self._usual
+        texts = [_encode(run, usual) for run in run_space(self.problem, self.topology, loosest)]
         choices = {knob: tuple(dict.fromkeys(text[knob] for text in texts)) for knob in KNOBS}
         spans = {span for kernel in self.kernels for span in self.spans(kernel)}
         return {**choices, "span": tuple(sorted(spans))}
@@ -128,7 +138,7 @@ class Candidates:
         return dict(sorted(rough.items(), key=lambda item: item[1]))
 
     def _typical(self, kernel: KernelConfig) -> list[RunConfig]:
-        transport = default_transport(self.problem.signature, self.topology.link)
+        transport = self._usual
         shapes = group_choices(self.problem.op, self.problem.tp)
         cuts = ((ChunkAxis.M, 1), (ChunkAxis.K, 2))
         runs = [
@@ -151,7 +161,7 @@ class Candidates:
         """The parameters of a configuration, or None if it lies outside the space."""
         if kernel.name not in self.by_name or run not in self.ranked_runs(kernel):
             return None
-        return {"kernel": kernel.name, **_encode(run)}
+        return {"kernel": kernel.name, **_encode(run, self._usual)}
 
     def decode(self, params: Params) -> tuple[KernelConfig, RunConfig]:
         """The legal configuration nearest to ``params``.
@@ -163,10 +173,11 @@ class Candidates:
         legal = self.ranked_runs(kernel)
         groups = tuple(int(g) for g in str(params["groups"]).split("-"))
         cut = str(params["cut"])
-        transport = default_transport(self.problem.signature, self.topology.link)
+        transport = self._usual
         axis, left = ChunkAxis.M, 1
-        if cut == SM_COPY:
-            transport, groups = Transport.SM_COPY, (self.problem.tp,)
+        if cut in _OTHER:
+            transport = _OTHER[cut]
+            groups = (self.problem.tp,) if cut == SM_COPY else groups
         else:
             axis, left = ChunkAxis(cut[0]), int(cut[1:])
         cuts = []
@@ -183,12 +194,11 @@ class Candidates:
         return kernel, legal[0]
 
 
-def _encode(run: RunConfig) -> Params:
+def _encode(run: RunConfig, usual: Transport) -> Params:
+    others = {transport: cut for cut, transport in _OTHER.items() if transport is not usual}
     return {
         "groups": "-".join(map(str, run.groups)),
         "panel": run.panel,
-        "cut": SM_COPY
-        if run.transport is Transport.SM_COPY
-        else f"{run.chunk_axis.value}{run.chunks}",
+        "cut": others.get(run.transport, f"{run.chunk_axis.value}{run.chunks}"),
         "span": run.span,
     }

@@ -176,7 +176,7 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     workspace.gathered_at = spaces[0].data_ptr() + parts.gathered_offset
     workspace.group = abi.Group(
         world=world, rank=0, stage_bytes=parts.stage, half_bytes=parts.half,
-        gathered_bytes=parts.gathered, timeout_ns=int(5e9),
+        gathered_bytes=parts.gathered, drained_bytes=parts.drained, timeout_ns=int(5e9),
     )  # fmt: skip
     for peer, space in enumerate(spaces):
         workspace.group.peers[peer] = space.data_ptr()

@@ -156,6 +156,7 @@ class Workspace:
             stage_bytes=local.sizes.stage,
             half_bytes=local.sizes.half,
             gathered_bytes=local.sizes.gathered,
+            drained_bytes=local.sizes.drained,
         )
 
     timed_out = SymmetricWorkspace.timed_out

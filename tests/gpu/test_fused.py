@@ -24,6 +24,7 @@ from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noq
 KERNELS = compiled_kernels()
 SUPPORT = load_support
 PUSH, PULL = Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL
+DRAIN = Transport.COPY_ENGINE_DRAIN
 
 
 def integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -77,7 +78,12 @@ def expected(problem: Problem, left, weights):
 def run_config(
     problem: Problem, groups=(), panel=0, axis="m", chunks=1, span=1, by=PUSH
 ) -> RunConfig:
-    transport = by if problem.op is Op.AG_GEMM else Transport.PEER_STORE
+    """``by`` as far as it carries the op: else slabs are pushed, or stored into the peers."""
+    drains = by is DRAIN
+    if problem.op is Op.AG_GEMM:
+        transport = PUSH if drains else by
+    else:
+        transport = DRAIN if drains else Transport.PEER_STORE
     return RunConfig(tuple(groups), panel, ChunkAxis(axis), chunks, 0, transport, span)
 
 
@@ -125,6 +131,8 @@ def test_exact_for_every_world(name: str, world: int) -> None:
         if problem.op is Op.AG_GEMM:
             check(group, kernel, problem, replace(run, transport=PULL))
             check(group, kernel, problem, run_config(problem, groups, by=Transport.SM_COPY))
+        else:
+            check(group, kernel, problem, replace(run, transport=DRAIN))
         if problem.op is Op.AG_GEMM and world > 1:
             span = rng.choice([s for s in range(2, world + 1) if world % s == 0])
             groups = rng.choice([(), (span,) * (world // span)])
@@ -224,6 +232,7 @@ def test_spanned_owners(name: str, world: int) -> None:
             group = LocalGroup.for_problems(SUPPORT(), problem)
             for groups in [(), (span,) * (world // span)]:
                 check(group, kernel, problem, run_config(problem, groups, 2, span=span))
+                check(group, kernel, problem, run_config(problem, groups, 2, span=span, by=DRAIN))
 
 
 @pytest.mark.parametrize(
@@ -237,6 +246,23 @@ def test_any_span_of_any_rows_on_ampere(name: str) -> None:
         group = LocalGroup.for_problems(SUPPORT(), problem)
         for groups in [(), (span,) * (world // span)]:
             check(group, kernel, problem, run_config(problem, groups, 2, span=span))
+            check(group, kernel, problem, run_config(problem, groups, 2, span=span, by=DRAIN))
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(KERNELS) if n.startswith("gemm_rs")])
+def test_drained_chunks(name: str) -> None:
+    """Every cut of a slab, the last chunk short, calls of both transports in turn on a workspace."""
+    kernel = load_kernel(name)
+    tile, world = kernel.kernel.tile_m, 4
+    problems = [
+        Problem(kernel.signature, rows * world, n, 192, world)
+        for rows, n in [(tile, 264), (3 * tile + 8, 1368), (16 * tile, 136)]
+    ]
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
+    for problem in problems:
+        for chunks, groups in [(1, (4,)), (2, (2, 1, 1)), (3, (1,) * 4), (16, ()), (8, (3, 1))]:
+            check(group, kernel, problem, run_config(problem, groups, 3, chunks=chunks, by=DRAIN))
+            check(group, kernel, problem, run_config(problem, groups, 0, chunks=chunks))
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -249,7 +275,7 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
     rows, n, k = 72, 264, 136
     problems = [Problem(kern.signature, rows * world, n, k, world) for kern in pair]
     group = LocalGroup.for_problems(SUPPORT(), *problems)
-    rounds = 6
+    rounds = 8
     data = []
     for _ in range(rounds):
         data.append([operands(p) for p in problems])
@@ -260,7 +286,7 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
             group.run(
                 kernel,
                 problem,
-                run_config(problem, by=(PUSH, PULL, Transport.SM_COPY)[3 * repeat // rounds]),
+                run_config(problem, by=(PUSH, PULL, Transport.SM_COPY, DRAIN)[4 * repeat // rounds]),
                 left,
                 weights,
                 out,
@@ -287,7 +313,7 @@ def test_thousand_calls() -> None:
         data = [operands(problems[i % 2]) for i in range(10)]
         torch.cuda.synchronize()
         for i, (left, weights, out) in enumerate(data):
-            run = run_config(problems[i % 2], by=(Transport.SM_COPY, PUSH, PULL)[i % 3])
+            run = run_config(problems[i % 2], by=(Transport.SM_COPY, PUSH, PULL, DRAIN, DRAIN)[i % 5])
             group.run(pair[i % 2], problems[i % 2], run, left, weights, out)
         group.synchronize()
         for i, (left, weights, out) in enumerate(data):
@@ -299,21 +325,22 @@ def test_thousand_calls() -> None:
         assert workspace[:4].view(torch.int32).item() == 1000, "one epoch a call"
 
 
-def test_missing_peer_times_out_and_the_gpu_stays_usable() -> None:
+@pytest.mark.parametrize("by", [PUSH, DRAIN])
+def test_missing_peer_times_out_and_the_gpu_stays_usable(by) -> None:
     """A rank that never starts: the others report which wait passed its deadline."""
     kernel = load_kernel(first_of("gemm_rs_bf16_sm90"))
     problem = Problem(kernel.signature, 128, 128, 128, 2)
     group = LocalGroup.for_problems(SUPPORT(), problem, timeout_s=0.5)
     left, weights, out = operands(problem)
     group.world = 1  # only rank 0 is driven; its peer table still names rank 1
-    group.run(kernel, problem, run_config(problem), left, weights, out)
+    group.run(kernel, problem, run_config(problem, by=by), left, weights, out)
     group.world = 2
     with pytest.raises(CommTimeout) as caught:
         group.synchronize()
     assert (caught.value.rank, caught.value.peer, caught.value.chunk) == (0, 1, 0)
     assert (caught.value.expected, caught.value.seen) == (1, 0)
     again = LocalGroup.for_problems(SUPPORT(), problem)
-    check(again, kernel, problem, run_config(problem))
+    check(again, kernel, problem, run_config(problem, by=by))
 
 
 @pytest.mark.parametrize(

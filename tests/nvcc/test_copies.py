@@ -1,4 +1,4 @@
-"""The copies of an ag_gemm as C queues them: in the model's order, each byte once, to its place."""
+"""The copies of a call as C queues them: in the model's order, each byte once, to its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fluxgen.core.problem import Problem, Signature
 from fluxgen.predict.link import copy_order
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import copy_args
-from fluxgen.runtime.workspace import sizes
+from fluxgen.runtime.workspace import chunk_size, sizes
 
 pytestmark = pytest.mark.nvcc
 
@@ -54,7 +54,7 @@ def copies(library, problem, run, rank, padding):
     parts = sizes(problem, *Transport)
     group = abi.Group(
         world=problem.tp, rank=rank, stage_bytes=parts.stage, half_bytes=parts.half,
-        gathered_bytes=parts.gathered,
+        gathered_bytes=parts.gathered, drained_bytes=parts.drained,
     )  # fmt: skip
     for peer in range(problem.tp):
         group.peers[peer] = BASE * (peer + 1)
@@ -124,6 +124,45 @@ def test_every_byte_goes_to_its_place_once_in_the_models_order(library, run, row
             assert by_row.get(row, 0) == low, "no hole, nothing twice"
             by_row[row] = high
         assert by_row == dict.fromkeys(range(rows), width)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("rows", [128, 300, 513])
+def test_a_gemm_rs_is_drained_chunk_by_chunk(library, rows, chunks):
+    """Owner by owner in the order of the walk, each byte once, from the outbox to its place."""
+    world, rank, n = 4, 1, 136
+    problem = Problem(Signature.of("gemm_rs"), rows * world, n, 64, world)
+    run = RunConfig((4,), chunks=chunks, transport=Transport.COPY_ENGINE_DRAIN)
+    parts, _, found = copies(library, problem, run, rank, 0)
+    slab, size = rows * n * 2, chunk_size(problem, KERNEL, run) or rows
+    made = -(-rows // size)
+    assert [(peer, chunk) for peer, chunk, *_ in found] == [
+        ((rank + visit) % world, chunk) for visit in range(1, world) for chunk in range(made)
+    ]
+    inbox = parts.gathered_offset + parts.gathered
+    for i, (peer, chunk, last, awaited, to, source, piece, pieces, _, _) in enumerate(found):
+        begin = chunk * size * n * 2
+        assert pieces == 1
+        assert piece == min(size * n * 2, slab - begin)
+        assert to == BASE * (peer + 1) + inbox + rank * slab + begin
+        assert source == BASE * (rank + 1) + inbox + parts.drained + peer * slab + begin
+        assert awaited == 1 << peer, "each copy waits for its chunk"
+        assert last == (i == len(found) - 1)
+
+
+def test_what_cannot_be_drained_is_refused(library):
+    problem = Problem(Signature.of("gemm_rs"), 512, 128, 64, 4)
+    run = RunConfig((4,), transport=Transport.COPY_ENGINE_DRAIN)
+    group = abi.Group(world=4, rank=1, drained_bytes=512 * 128 * 2)
+    for peer in range(4):
+        group.peers[peer] = BASE * (peer + 1)
+    out = (ct.c_int64 * (FIELDS * abi.MAX_WORLD * abi.MAX_CHUNKS))()
+    args = copy_args(group, problem, KERNEL, run)
+    assert library.copies_of(ct.byref(args), out) == 3
+    for field, value in [("kind", 3), ("chunk_axis", 1), ("rows", 129), ("row_bytes", 250)]:
+        args = copy_args(group, problem, KERNEL, run)
+        setattr(args, field, value)
+        assert library.copies_of(ct.byref(args), out) == -1, field
 
 
 def test_alone_nothing_is_copied(library):

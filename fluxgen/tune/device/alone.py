@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from fluxgen.core.config import KernelConfig, RunConfig
+from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import gemm_args, row_stride
@@ -44,7 +44,8 @@ class Alone:
         self.report = torch.zeros(8, dtype=torch.int32, pin_memory=True)
         self.group = abi.Group(
             world=problem.tp, rank=0, stage_bytes=parts.stage, half_bytes=parts.half,
-            gathered_bytes=parts.gathered, timeout_ns=int(timeout_s * 1e9),
+            gathered_bytes=parts.gathered, drained_bytes=parts.drained,
+            timeout_ns=int(timeout_s * 1e9),
             report=self.report.data_ptr(),
         )  # fmt: skip
         self.group.peers[0] = self.mine.data_ptr()
@@ -55,6 +56,7 @@ class Alone:
         # No peer of this rank is ever late with what it reads or has ready.
         self.words(abi.READY_OFFSET, abi.MAX_WORLD).fill_(ALWAYS)
         self.words(abi.PULLED_OFFSET, abi.MAX_WORLD).fill_(ALWAYS)
+        self.words(abi.CONSUMED_OFFSET, abi.MAX_WORLD).fill_(ALWAYS)
         torch.cuda.synchronize(device)
 
     def words(self, offset: int, count: int) -> torch.Tensor:
@@ -81,6 +83,7 @@ class Alone:
             chunk_rows=chunk_size(problem, kernel, run), d=out.data_ptr(),
             d_row_stride=out.stride(0), scale=1.0,
             dtype=abi.DTYPES[problem.signature.dtype.value],
+            drain=run.transport is Transport.COPY_ENGINE_DRAIN,
         )  # fmt: skip
 
     def graphs(self) -> int:

@@ -31,10 +31,8 @@ class OverPcie(Alone):
     """
 
     def __init__(self, problem: Problem, support: SupportKernels, timeout_s: float = 5.0) -> None:
-        transport = (
-            Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
-        )
-        parts = sizes(problem, transport)
+        rs = Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN
+        parts = sizes(problem, *(rs if problem.op is Op.GEMM_RS else [Transport.COPY_ENGINE_PULL]))
         super().__init__(problem, support, parts, timeout_s)
         item = problem.signature.dtype.bytes
         self._moves = problem.tp > 1
@@ -43,8 +41,7 @@ class OverPcie(Alone):
         columns = problem.k if problem.op is Op.AG_GEMM else problem.n
         slab = problem.m_local * columns * item
         self._peers = [
-            torch.zeros(abi.DATA_OFFSET + parts.stage + parts.half + slab, dtype=torch.uint8,
-                        pin_memory=True)
+            torch.zeros(parts.gathered_offset + slab, dtype=torch.uint8, pin_memory=True)
             for _ in range(1, problem.tp if problem.op is Op.AG_GEMM else min(problem.tp, 2))
         ]  # fmt: skip
         for peer in range(1, problem.tp):
@@ -55,7 +52,7 @@ class OverPcie(Alone):
             problem.m if problem.op is Op.AG_GEMM else 0, problem.k, dtype=self.dtype, device="cuda"
         )
         self._traffic = torch.cuda.Stream()
-        self._copies, self._flags = (torch.cuda.Stream(priority=-1) for _ in range(2))
+        self._sides = [torch.cuda.Stream(priority=-1) for _ in range(3)]
         self._began, self._ordered = (torch.cuda.Event() for _ in range(2))
         for event in (self._began, self._ordered):
             event.record()
@@ -152,6 +149,7 @@ class OverPcie(Alone):
         args.own, args.own_row_stride = x.data_ptr(), problem.k
         row_bytes = problem.k * self.dtype.itemsize
         by_sms = run.transport is Transport.SM_COPY
+        _, copies, flags = self._sides
         begin = abi.BeginArgs(
             group=self.group, x=x.data_ptr(), rows=problem.m_local, row_bytes=row_bytes,
             row_stride_bytes=row_bytes, gathered=gathered, keep=run.span > 1, pull=by_sms,
@@ -161,8 +159,8 @@ class OverPcie(Alone):
         gemm = kernel.call(args)
         whole = abi.GatherCall(
             begin=ct.addressof(begin), copy=None if by_sms else ct.addressof(copy),
-            gemms=ct.addressof(gemm), count=1, copies=self._copies.cuda_stream,
-            flags=self._flags.cuda_stream, event=self._ordered.cuda_event, graphs=self.graphs(),
+            gemms=ct.addressof(gemm), count=1, copies=copies.cuda_stream,
+            flags=flags.cuda_stream, event=self._ordered.cuda_event, graphs=self.graphs(),
         )  # fmt: skip
         return self._whole(self.support.gather, whole, (begin, copy, args, gemm))
 
@@ -173,8 +171,15 @@ class OverPcie(Alone):
         args = self.gemm(kernel.kernel, run, a, weight)
         reduce = self.reduction(kernel.kernel, run, out)
         gemm = kernel.call(args)
-        whole = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(reduce), graphs=self.graphs())
-        return self._whole(self.support.scatter, whole, (reduce, args, gemm))
+        drains = run.transport is Transport.COPY_ENGINE_DRAIN
+        copy = copy_args(self.group, self.problem, kernel.kernel, run) if drains else None
+        awaits, copies, flags = (side.cuda_stream for side in self._sides)
+        whole = abi.ScatterCall(
+            gemm=gemm, reduce=ct.addressof(reduce), graphs=self.graphs(),
+            copy=None if copy is None else ct.addressof(copy), awaits=awaits, copies=copies,
+            flags=flags, event=self._ordered.cuda_event,
+        )  # fmt: skip
+        return self._whole(self.support.scatter, whole, (reduce, args, gemm, copy))
 
     def _whole(self, launch: Callable[..., None], whole: ct.Structure, keep: object) -> Queue:
         stream = self.stream.cuda_stream

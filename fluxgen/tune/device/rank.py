@@ -46,7 +46,7 @@ class OneRank(Alone):
         link: EmulatedLink,
         timeout_s: float = 5.0,
     ) -> None:
-        parts = sizes(problem, *Transport)
+        parts = sizes(problem, *(t for t in Transport if t is not Transport.COPY_ENGINE_DRAIN))
         super().__init__(problem, support, parts, timeout_s)
         self.topology, self.link = topology, link
         link.reset()

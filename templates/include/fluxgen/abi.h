@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 5
+#define FLUXGEN_ABI_VERSION 6
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
 
@@ -25,6 +25,9 @@ enum fluxgen_status {
 
 enum fluxgen_op { FLUXGEN_AG_GEMM = 0, FLUXGEN_GEMM_RS = 1 };
 enum fluxgen_chunk_axis { FLUXGEN_CHUNK_M = 0, FLUXGEN_CHUNK_K = 1 };
+// What copy engines move: peers' slabs out of their stages, x into the peers' matrices, or the
+// finished partial slabs of a gemm_rs into their owners' inboxes.
+enum fluxgen_copies { FLUXGEN_PULL = 0, FLUXGEN_PUSH = 1, FLUXGEN_DRAIN = 2 };
 
 // What a wait that passed its deadline leaves in host-mapped memory, of this rank or, by way of the
 // group's mark, of another. `code` is written last.
@@ -46,6 +49,7 @@ typedef struct fluxgen_group {
   int64_t stage_bytes;                // bytes of a workspace's stage: one slab of ag_gemm
   int64_t half_bytes;                 // bytes of one of the two halves of its inbox (gemm_rs)
   int64_t gathered_bytes;             // bytes of its matrix that peers push into (ag_gemm)
+  int64_t drained_bytes;              // bytes of its outbox, and of the inbox that copies drain into
   void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
   uint64_t timeout_ns;                // deadline of each device-side wait
   fluxgen_report* report;             // host-mapped, or device memory; may be null
@@ -53,7 +57,8 @@ typedef struct fluxgen_group {
 
 // One fused GEMM. ag_gemm: A is the gathered (m, k) that a transport is filling, D is (m, n); it may
 // run beside the kernel that begins the call: tiles of the own slab wait for nothing.
-// gemm_rs: A is the caller's (m, k), tiles of D go to the owners' inboxes.
+// gemm_rs: A is the caller's (m, k), tiles of D go to the owners' inboxes, or, with `drain`, to this
+// rank's outbox, where copies take them.
 typedef struct fluxgen_gemm_args {
   uint32_t abi_version;  // FLUXGEN_ABI_VERSION
   uint32_t struct_size;  // sizeof(fluxgen_gemm_args)
@@ -78,6 +83,8 @@ typedef struct fluxgen_gemm_args {
   int64_t own_row_stride;
   int32_t ends_call;     // ag_gemm: 1 for the last GEMM of a call
   int32_t cut;           // K chunks: so many slabs, from this rank's on, come in chunks; 0: all
+  int32_t drain;         // gemm_rs: 1: copies send what it computes
+  uint32_t reserved;
 } fluxgen_gemm_args;
 
 // The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
@@ -95,7 +102,7 @@ typedef struct fluxgen_reduce_args {
   float scale;
   int32_t dtype;         // 0: bf16, 1: fp16
   int32_t blocks;        // thread blocks; 0: as many as fit well
-  uint32_t reserved;
+  int32_t drain;         // as in the GEMM
 } fluxgen_reduce_args;
 
 // The start of ag_gemm: copy the caller's slab into the stage and, with `keep`, to its place in the
@@ -116,8 +123,9 @@ typedef struct fluxgen_begin_args {
   int32_t push;          // 1: the copies go out of x
 } fluxgen_begin_args;
 
-// The copy-engine transport of ag_gemm, chunk by chunk: pull every peer's slab out of its stage, or
-// push x into every peer's gathered matrix, which then is the one in its workspace.
+// The copy-engine transports, chunk by chunk. ag_gemm: pull every peer's slab out of its stage, or
+// push x into every peer's gathered matrix, which then is the one in its workspace. gemm_rs: drain
+// the outbox, each chunk once its tiles are there.
 typedef struct fluxgen_copy_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_copy_args)
@@ -126,11 +134,11 @@ typedef struct fluxgen_copy_args {
   const void* x;         // push: as in fluxgen_begin_args
   int64_t row_stride_bytes;
   int64_t rows;
-  int64_t row_bytes;
+  int64_t row_bytes;     // drain: of D
   int64_t chunk_size;    // rows (M) of a chunk; bytes of a row (K) of the first; 0: the whole slab
   int32_t chunk_axis;    // enum fluxgen_chunk_axis
   int32_t cut;           // as in fluxgen_gemm_args
-  int32_t push;          // 1: push
+  int32_t kind;          // enum fluxgen_copies
   uint32_t reserved;
 } fluxgen_copy_args;
 

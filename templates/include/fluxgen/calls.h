@@ -41,12 +41,22 @@ typedef struct fluxgen_gather_call {
   void* graphs;                 // of fluxgen_graphs, for this call alone; null: launch by launch
 } fluxgen_gather_call;
 
-// A whole gemm_rs in one call.
+// A whole gemm_rs in one call: the GEMM, the reduction, and, where it is drained, its copies.
+//
+//   stream  -----> GEMM =================> reduce -->
+//   awaits    `-> wait, wait, ...
+//   copies          `-> copy, copy, ... ---------'
+//   flags                 `-> flag, flag, ... ---'
 typedef struct fluxgen_scatter_call {
   uint32_t abi_version;
   uint32_t struct_size;         // sizeof(fluxgen_scatter_call)
   fluxgen_gemm_call gemm;
   fluxgen_reduce_args const* reduce;
+  fluxgen_copy_args const* copy;  // null: the GEMM stores into the owners' inboxes
+  void* awaits;                 // the stream of the copies' waits
+  void* copies;                 // and as above
+  void* flags;
+  void* event;
   void* graphs;                 // as above
 } fluxgen_scatter_call;
 

@@ -147,8 +147,18 @@ inline int check_gemm(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
     return fail(message, size, FLUXGEN_BAD_ARGUMENT, "m=%lld rows: expected at most 2^31-1025",
                 args.rows * args.group.world);
   }
-  int64_t const inbox = facts.gathers ? 0 : args.group.world * args.rows * args.n;
-  return check_group(args.group, inbox * facts.element_bytes, message, size);
+  if (args.drain < 0 || args.drain > (facts.gathers ? 0 : 1)) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT, "drain=%lld: expected 0, or 1 of a gemm_rs",
+                args.drain);
+  }
+  int64_t const inbox =
+      facts.gathers ? 0 : args.group.world * args.rows * args.n * facts.element_bytes;
+  if (args.drain && (args.group.drained_bytes % 1024 || args.group.drained_bytes < inbox)) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "drained_bytes: expected a multiple of 1024 of at least %lld; found %lld", inbox,
+                args.group.drained_bytes);
+  }
+  return check_group(args.group, args.drain ? 0 : inbox, message, size);
 }
 
 // The walk of a call; false where its groups do not fit.

@@ -2,19 +2,23 @@
 //
 // A workspace, one per rank, the same layout on all:
 //
-//      0      control   epoch, aborted, tickets, begun, multiplied, staged
+//      0      control   epoch, aborted, tickets, begun, multiplied, staged, sent, drained
 //      256    ready     [source]         source's slab is in its stage   (the source writes)
 //      384    pulled    [peer]           peer has copied my stage        (the peer writes)
 //      512    arrived   [source][chunk]  stored into my inbox            (the source writes)
 //      1536   gathered  [source][chunk]  copied into my gathered matrix  (my copies, or the source's)
 //      2560   counters  [owner][chunk]   finished tiles of what I send   (my kernels write)
-//      4096   stage     [row][column]    my slab of ag_gemm, for the peers to pull
+//      3584   filled    [owner][chunk]   all of them are in my outbox    (my kernels write)
+//      4608   consumed  [peer]           peer has read what I drained    (the peer writes)
+//      5120   stage     [row][column]    my slab of ag_gemm, for the peers to pull
 //      ...    inbox     [half][source][row][column] of gemm_rs, half = epoch % 2
 //      ...    matrix    [row][column]    the gathered A of ag_gemm, where peers push
+//      ...    drained   [source][row][column] the inbox of gemm_rs that copies fill
+//      ...    outbox    [owner][row][column]  what my copies take from
 //
-// Every flag has one writer at a time (with arrived and gathered in one block, a late copy of one call would
-// overwrite a peer's flag of the next) and carries the epoch of the call that raised it; epochs
-// only grow and are compared modulo 2^32, so nothing is ever reset.
+// Every flag has one writer at a time (with arrived and gathered in one block, a late copy of one
+// call would overwrite a peer's flag of the next) and carries the epoch of the call that raised it;
+// epochs only grow and are compared modulo 2^32, so nothing is ever reset.
 //
 // Why two halves of the inbox are enough: a rank raises epoch e+1 only after, in stream order, it
 // has read everything of epoch e. Each call waits for a flag of every peer, so a rank that has
@@ -37,6 +41,13 @@
 // ended too. A rank that gives up copies nevertheless (a copy engine asks nobody): what it may have
 // written over belongs to a call that has not ended, and that ends with a report of the mark.
 //
+// Where a gemm_rs is drained, its copies read the outbox and write an inbox that has no halves. The
+// GEMM raises `filled` here, each copy waits for its chunk and then raises `arrived` on the owner.
+// The outbox is free again when the call ends, as its side streams are joined. The owner raises
+// `consumed` when it has reduced, and the copies of the next drained call wait for that. They take
+// their epoch from a word that the reduction advances: it first waits for `sent`, which the last of
+// them writes.
+//
 // Compiled for the host too: the same functions, over the compiler's atomics, are run by threads
 // in the tests.
 #ifndef FLUXGEN_PROTOCOL_CUH_
@@ -57,14 +68,18 @@ constexpr int64_t kBegunOffset = 16;       // the epoch of the last ag_gemm that
 constexpr int64_t kMultipliedOffset = 20;  // of the last one whose GEMMs have ended
 constexpr int64_t kGemmTicketOffset = 24;
 constexpr int64_t kStagedOffset = 28;      // of the last one whose slab is in the stage
+constexpr int64_t kSentOffset = 32;        // the epoch of the last gemm_rs whose copies are all out
+constexpr int64_t kDrainedOffset = 36;     // of the last one that was drained and has ended
 constexpr int64_t kReadyOffset = 256;
 constexpr int64_t kPulledOffset = 384;
 constexpr int64_t kFlagBlockBytes = FLUXGEN_MAX_WORLD * FLUXGEN_MAX_CHUNKS * 4;
 constexpr int64_t kArrivedOffset = 512;
 constexpr int64_t kGatheredOffset = kArrivedOffset + kFlagBlockBytes;
 constexpr int64_t kCountersOffset = kGatheredOffset + kFlagBlockBytes;
-constexpr int64_t kDataOffset = 4096;
-static_assert(kCountersOffset + kFlagBlockBytes <= kDataOffset, "blocks overlap");
+constexpr int64_t kFilledOffset = kCountersOffset + kFlagBlockBytes;
+constexpr int64_t kConsumedOffset = kFilledOffset + kFlagBlockBytes;
+constexpr int64_t kDataOffset = 5120;
+static_assert(kConsumedOffset + FLUXGEN_MAX_WORLD * 4 <= kDataOffset, "blocks overlap");
 static_assert(kDataOffset % 1024 == 0, "TMA needs aligned data");
 
 FLUXGEN_HOST_DEVICE uint32_t* workspace_word(void* base, int64_t offset) {
@@ -85,6 +100,12 @@ FLUXGEN_HOST_DEVICE uint32_t* gathered_flag(void* base, int32_t source, int32_t 
 FLUXGEN_HOST_DEVICE uint32_t* chunk_counter(void* base, int32_t owner, int32_t chunk) {
   return workspace_word(base, kCountersOffset + 4 * (int64_t(owner) * FLUXGEN_MAX_CHUNKS + chunk));
 }
+FLUXGEN_HOST_DEVICE uint32_t* filled_flag(void* base, int32_t owner, int32_t chunk) {
+  return workspace_word(base, kFilledOffset + 4 * (int64_t(owner) * FLUXGEN_MAX_CHUNKS + chunk));
+}
+FLUXGEN_HOST_DEVICE uint32_t* consumed_flag(void* base, int32_t peer) {
+  return workspace_word(base, kConsumedOffset + 4 * int64_t(peer));
+}
 // The slab of `rank` for its peers to pull.
 FLUXGEN_HOST_DEVICE char* stage(fluxgen_group const& group, int32_t rank) {
   return static_cast<char*>(group.peers[rank]) + kDataOffset;
@@ -100,6 +121,25 @@ FLUXGEN_HOST_DEVICE char* inbox_slab(fluxgen_group const& group, int32_t owner, 
 // The matrix of `rank` that its peers push slabs into.
 FLUXGEN_HOST_DEVICE char* pushed_matrix(fluxgen_group const& group, int32_t rank) {
   return stage(group, rank) + group.stage_bytes + 2 * group.half_bytes;
+}
+
+// Slabs of the inbox of `owner` that copies drain into, and of this rank's outbox.
+FLUXGEN_HOST_DEVICE char* drained_slab(fluxgen_group const& group, int32_t owner, int32_t source,
+                                       int64_t slab_bytes) {
+  return pushed_matrix(group, owner) + group.gathered_bytes + source * slab_bytes;
+}
+FLUXGEN_HOST_DEVICE char* outbox_slab(fluxgen_group const& group, int32_t owner,
+                                      int64_t slab_bytes) {
+  return drained_slab(group, group.rank, 0, 0) + group.drained_bytes + owner * slab_bytes;
+}
+// Where this rank's GEMM puts its part of the owner's slab.
+FLUXGEN_HOST_DEVICE char* partial_slab(fluxgen_group const& group, int32_t owner, uint32_t epoch,
+                                       int64_t slab_bytes, bool drain) {
+  if (!drain) {
+    return inbox_slab(group, owner, epoch, group.rank, slab_bytes);
+  }
+  return owner == group.rank ? drained_slab(group, owner, owner, slab_bytes)
+                             : outbox_slab(group, owner, slab_bytes);
 }
 
 // A chunk of K: the first is `unit` long, each further one as long as all before it. Short chunks
@@ -296,15 +336,19 @@ FLUXGEN_HOST_DEVICE void end_gather(fluxgen_group const& group, uint32_t epoch, 
   }
 }
 
-// Count one finished tile of a chunk of `owner`'s slab; whoever finishes the chunk tells the owner.
-// The tile's stores must be complete and fenced. The counter returns to zero by its last user, so
-// that the next call finds it so.
+// Count one finished tile of a chunk of `owner`'s slab; whoever finishes the chunk tells the owner,
+// or, with `drain`, this rank's copies. The tile's stores must be complete and fenced. The
+// counter returns to zero by its last user, so that the next call finds it so.
 FLUXGEN_HOST_DEVICE void signal_tile(fluxgen_group const& group, int32_t owner, int32_t chunk,
-                                     uint32_t tiles_in_chunk, uint32_t epoch) {
+                                     uint32_t tiles_in_chunk, uint32_t epoch, bool drain) {
   uint32_t* counter = chunk_counter(group.peers[group.rank], owner, chunk);
   if (add_acquire_release(counter, 1u) == tiles_in_chunk - 1u) {
     store_relaxed(counter, 0u);
     fence_system();
+    if (drain && owner != group.rank) {
+      store_release_system(filled_flag(group.peers[group.rank], owner, chunk), epoch);
+      return;
+    }
     if (aborted_by(group) != 0u) {
       return;
     }

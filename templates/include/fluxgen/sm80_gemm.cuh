@@ -146,7 +146,8 @@ struct Sm80Gemm {
       chunk = tile_m / p.chunk_tiles;
       tiles = min(p.chunk_tiles, p.tiles_m - chunk * p.chunk_tiles);
     }
-    signal_tile(p.args.group, tile.slab * span + place, chunk, uint32_t(tiles) * p.tiles_n, epoch);
+    signal_tile(p.args.group, tile.slab * span + place, chunk, uint32_t(tiles) * p.tiles_n, epoch,
+                p.args.drain != 0);
   }
 
   CUTLASS_DEVICE static void run(Sm80Params const& p, char* shared) {
@@ -192,9 +193,9 @@ struct Sm80Gemm {
         int64_t const slab_bytes = args.rows * n * int64_t(sizeof(Element));
         store(accum, tile, shared, [&](int row) {
           int const place = span > 1 ? row / int(args.rows) : 0;
-          char* const inbox =
-              inbox_slab(group, at.l * span + place, epoch, group.rank, slab_bytes);
-          return reinterpret_cast<Element*>(inbox) + int64_t(row - place * int(args.rows)) * n;
+          char* const slab =
+              partial_slab(group, at.l * span + place, epoch, slab_bytes, args.drain != 0);
+          return reinterpret_cast<Element*>(slab) + int64_t(row - place * int(args.rows)) * n;
         });
         signal(p, tile, epoch);
       }

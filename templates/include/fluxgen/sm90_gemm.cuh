@@ -225,6 +225,7 @@ int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* messa
   } else {
     arguments.epilogue.signal.group = args.group;
     arguments.epilogue.signal.span = span;
+    arguments.epilogue.signal.drain = args.drain;
     arguments.epilogue.signal.tiles_m = (rows * span + Config::kTileM - 1) / Config::kTileM;
     arguments.epilogue.signal.tiles_n = (n + Config::kTileN - 1) / Config::kTileN;
     arguments.epilogue.signal.chunk_tiles_m =

@@ -21,6 +21,7 @@ struct SignalArguments {
   int32_t tiles_m = 0;        // of one slab, those inside the edge
   int32_t tiles_n = 0;
   int32_t chunk_tiles_m = 0;  // tiles along m in one chunk
+  int32_t drain = 0;          // 1: into the outbox, whose tiles copies send
 };
 
 // kCanSpan: whether the subtile loop is compiled in. It keeps its counters in registers beside the
@@ -44,7 +45,7 @@ class SignalEpilogue : public Base {
     SignalArguments signal{};
   };
   // One base Params, so one TMA descriptor, per owner. Each spans this rank's slab in both halves
-  // of that owner's inbox: the half is chosen on the device, by the epoch.
+  // of that owner's inbox: the half is chosen on the device, by the epoch. An outbox has none.
   struct Params : Base::Params {
     SignalArguments signal{};
     typename Base::Params owner[FLUXGEN_MAX_WORLD];
@@ -63,14 +64,16 @@ class SignalEpilogue : public Base {
       typename Base::Arguments to_owner = args;
       int const place = owner % args.signal.span;  // of the owner's rows in the tile
       to_owner.ptr_D =
-          reinterpret_cast<typename Base::ElementD*>(inbox_slab(
-              group, owner, 0, group.rank, slab * int64_t(sizeof(typename Base::ElementD)))) -
+          reinterpret_cast<typename Base::ElementD*>(partial_slab(
+              group, owner, 0, slab * int64_t(sizeof(typename Base::ElementD)),
+              args.signal.drain != 0)) -
           place * slab;
       cute::get<0>(to_owner.dD) = n;
       cute::get<2>(to_owner.dD) = group.half_bytes / int64_t(sizeof(typename Base::ElementD));
       params.owner[owner] =
-          Base::to_underlying_arguments(cute::make_shape((place + 1) * rows, n, k, 2), to_owner,
-                                        workspace);
+          Base::to_underlying_arguments(
+              cute::make_shape((place + 1) * rows, n, k, args.signal.drain ? 1 : 2), to_owner,
+              workspace);
     }
     static_cast<typename Base::Params&>(params) = params.owner[group.rank];
     return params;
@@ -91,7 +94,7 @@ class SignalEpilogue : public Base {
     issuer_ = thread / cutlass::NumThreadsPerWarp == 0;
     count_pending();
     uint32_t const epoch = current_epoch(signal.group.peers[signal.group.rank], 1);
-    auto const in_half = cute::make_coord(m, n, k, int(epoch & 1u));
+    auto const in_half = cute::make_coord(m, n, k, signal.drain ? 0 : int(epoch & 1u));
     int const span = kCanSpan ? signal.span : 1;
     auto store_to = [&](int owner, int which) CUTLASS_LAMBDA_FUNC_INLINE {
       Base to_owner(params_.owner[owner], storage);
@@ -148,7 +151,7 @@ class SignalEpilogue : public Base {
         int const tiles_m = cute::min(signal.chunk_tiles_m, signal.tiles_m - begin);
         for (int place = 0; place < signal.span; ++place) {
           signal_tile(signal.group, pending_owner_ + place, chunk,
-                      uint32_t(tiles_m) * signal.tiles_n, pending_epoch_);
+                      uint32_t(tiles_m) * signal.tiles_n, pending_epoch_, signal.drain != 0);
         }
       }
       __syncwarp();

@@ -144,6 +144,38 @@ inline int queue_gemm(fluxgen_gemm_call const& gemm, cudaStream_t stream, CallGr
   return cuda_status(last_node(stream, &into->gemms.back()), "capture", message, size);
 }
 
+// Queue the copies of a call; where `into` is given, that is a capture.
+inline int queue_copies(fluxgen_copy_args const& args, int chunks, CopyStreams const& streams,
+                        CallGraph* into, char* message, int64_t size) {
+  auto const note = [&] {
+    if (into == nullptr) {
+      return cudaSuccess;
+    }
+    into->copies.push_back(nullptr);
+    return last_node(streams.copies, &into->copies.back());
+  };
+  int const status =
+      cuda_status(queue_copies(args, chunks, streams, note), "copies", message, size);
+  for (int i = 0; into != nullptr && i < int(into->copies.size()); ++i) {
+    into->fixed_copies = into->fixed_copies || slab_copy(args, chunks, i).rows != 1;
+  }
+  return status;
+}
+
+// Order `stream` behind the side streams that were used, the others being null. `status`: of what was
+// queued so far, and is kept if bad.
+inline int join(CopyStreams const& streams, cudaStream_t stream, int status, char* message,
+                int64_t size) {
+  for (cudaStream_t side : {streams.awaits, streams.copies, streams.flags}) {
+    if (side != nullptr) {
+      int const joined =
+          order(side, stream, streams.event, status == FLUXGEN_OK ? message : nullptr, size);
+      status = status == FLUXGEN_OK ? joined : status;
+    }
+  }
+  return status;
+}
+
 // Queue a call launch by launch; where `into` is given, that is a capture.
 inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStreams const& streams,
                  CallGraph* into, char* message, int64_t size) {
@@ -156,8 +188,8 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStrea
   auto const fork = [&] { return order(stream, streams.copies, streams.event, message, size); };
   // Alone there is nothing to copy, and a stream that was not forked cannot be joined in a capture.
   bool const copies = call.copy != nullptr && count_copies(*call.copy, chunks) > 0;
-  bool const pulls = copies && !call.copy->push;
-  bool const pushes = copies && call.copy->push;
+  bool const pulls = copies && call.copy->kind == FLUXGEN_PULL;
+  bool const pushes = copies && call.copy->kind == FLUXGEN_PUSH;
   int status = pulls ? fork() : FLUXGEN_OK;
   bool began = false;
   if (status == FLUXGEN_OK) {
@@ -170,28 +202,15 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStrea
   }
   bool const forked = pulls || (began && pushes);
   if (began && forked && status == FLUXGEN_OK) {
-    auto const note = [&] {
-      if (into == nullptr) {
-        return cudaSuccess;
-      }
-      into->copies.push_back(nullptr);
-      return last_node(streams.copies, &into->copies.back());
-    };
-    status = cuda_status(queue_copies(*call.copy, chunks, streams, note), "copies", message, size);
-    for (int i = 0; into != nullptr && i < int(into->copies.size()); ++i) {
-      into->fixed_copies = into->fixed_copies || slab_copy(*call.copy, chunks, i).rows != 1;
-    }
+    status = queue_copies(*call.copy, chunks, streams, into, message, size);
   }
   for (int64_t i = 0; i < call.count && status == FLUXGEN_OK; ++i) {
     status = queue_gemm(call.gemms[i], stream, into, message, size);
   }
   bool const failed = status != FLUXGEN_OK;
   if (forked) {  // also after an error: the copies write into what the caller frees next
-    for (cudaStream_t side : {streams.copies, streams.flags}) {
-      int const joined =
-          order(side, stream, streams.event, status == FLUXGEN_OK ? message : nullptr, size);
-      status = status == FLUXGEN_OK ? joined : status;
-    }
+    CopyStreams const used{nullptr, streams.copies, streams.flags, streams.event};
+    status = join(used, stream, status, message, size);
   }
   if (began && (failed || call.count == 0)) {
     settle_kernel<<<1, 1, 0, stream>>>(call.begin->group);
@@ -199,20 +218,38 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStrea
   return status;
 }
 
-inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CopyStreams const&,
+inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CopyStreams const& streams,
                  CallGraph* into, char* message, int64_t size) {
-  int const status = queue_gemm(call.gemm, stream, into, message, size);
-  return status == FLUXGEN_OK
-             ? queue_kernel(*call.reduce, stream, true,
-                            into != nullptr ? &into->reduce : nullptr, message, size)
-             : status;
+  int chunks = 0;
+  if (call.copy != nullptr) {
+    if (int const status = check_copies(*call.copy, &chunks, message, size)) {
+      return status;
+    }
+  }
+  bool const copies = call.copy != nullptr && count_copies(*call.copy, chunks) > 0;
+  int status = copies ? order(stream, streams.awaits, streams.event, message, size) : FLUXGEN_OK;
+  bool const forked = copies && status == FLUXGEN_OK;
+  if (status == FLUXGEN_OK) {
+    status = queue_gemm(call.gemm, stream, into, message, size);
+  }
+  if (status == FLUXGEN_OK && forked) {
+    status = queue_copies(*call.copy, chunks, streams, into, message, size);
+  }
+  if (status == FLUXGEN_OK) {
+    status = queue_kernel(*call.reduce, stream, true, into != nullptr ? &into->reduce : nullptr,
+                          message, size);
+  }
+  return forked ? join(streams, stream, status, message, size) : status;
 }
 
 inline CopyStreams streams_of(fluxgen_gather_call const& call) {
-  return {static_cast<cudaStream_t>(call.copies), static_cast<cudaStream_t>(call.flags),
+  return {nullptr, static_cast<cudaStream_t>(call.copies), static_cast<cudaStream_t>(call.flags),
           static_cast<cudaEvent_t>(call.event)};
 }
-inline CopyStreams streams_of(fluxgen_scatter_call const&) { return {}; }
+inline CopyStreams streams_of(fluxgen_scatter_call const& call) {
+  return {static_cast<cudaStream_t>(call.awaits), static_cast<cudaStream_t>(call.copies),
+          static_cast<cudaStream_t>(call.flags), static_cast<cudaEvent_t>(call.event)};
+}
 
 template <class Args>
 bool same(Args const& a, Args const& b) {
@@ -231,7 +268,8 @@ inline bool serves(ReadyCall const& ready, fluxgen_gather_call const& call) {
          (call.copy == nullptr || same(ready.copy, *call.copy));
 }
 inline bool serves(ReadyCall const& ready, fluxgen_scatter_call const& call) {
-  return same_gemms(ready, &call.gemm) && same(ready.reduce, *call.reduce);
+  return same_gemms(ready, &call.gemm) && same(ready.reduce, *call.reduce) &&
+         (call.copy == nullptr || same(ready.copy, *call.copy));
 }
 
 inline uint64_t mix(uint64_t hash, void const* address) {
@@ -321,7 +359,10 @@ inline int refresh(CallGraph const& graph, ReadyCall& ready, fluxgen_gather_call
   return status == FLUXGEN_OK ? refresh_gemms(graph, ready, call.gemms) : status;
 }
 inline int refresh(CallGraph const& graph, ReadyCall& ready, fluxgen_scatter_call const& call) {
-  int const status = refresh_gemms(graph, ready, &call.gemm);
+  int status = refresh_gemms(graph, ready, &call.gemm);
+  if (status == FLUXGEN_OK && call.copy != nullptr) {
+    status = refresh_copies(graph, ready, *call.copy);
+  }
   return status == FLUXGEN_OK
              ? refresh_kernel(ready.exec, graph.reduce, ready.reduce, *call.reduce)
              : status;
@@ -340,6 +381,9 @@ inline void describe(ReadyCall& ready, fluxgen_gather_call const& call) {
 inline void describe(ReadyCall& ready, fluxgen_scatter_call const& call) {
   ready.gemms.push_back(*call.gemm.args);
   ready.reduce = *call.reduce;
+  if (call.copy != nullptr) {
+    ready.copy = *call.copy;
+  }
 }
 
 // Capture a call: nothing runs. On streams of its own: the caller's may be one that cannot capture,
@@ -355,6 +399,7 @@ std::unique_ptr<CallGraph> capture(Call const& call) {
     return cudaStreamCreateWithPriority(to, cudaStreamNonBlocking, priority) == cudaSuccess;
   };
   bool made = make(&stream, lowest) && make(&side.copies, highest) && make(&side.flags, highest) &&
+              make(&side.awaits, highest) &&
               cudaEventCreateWithFlags(&side.event, cudaEventDisableTiming) == cudaSuccess &&
               cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
   if (made) {
@@ -362,7 +407,7 @@ std::unique_ptr<CallGraph> capture(Call const& call) {
     cudaError_t const ended = cudaStreamEndCapture(stream, &graph->graph);
     made = status == FLUXGEN_OK && ended == cudaSuccess;
   }
-  for (cudaStream_t each : {stream, side.copies, side.flags}) {
+  for (cudaStream_t each : {stream, side.awaits, side.copies, side.flags}) {
     if (each != nullptr) {
       cudaStreamDestroy(each);
     }
@@ -496,11 +541,11 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
     return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), false, message, size);    \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_copy(                          \
-      fluxgen_copy_args const* args, void* stream, void* copies, void* flags, void* event,     \
-      char* message, int64_t size) {                                                           \
+      fluxgen_copy_args const* args, void* stream, void* awaits, void* copies, void* flags,    \
+      void* event, char* message, int64_t size) {                                              \
     return fluxgen::copy(*args, static_cast<cudaStream_t>(stream),                             \
-                         {static_cast<cudaStream_t>(copies), static_cast<cudaStream_t>(flags), \
-                          static_cast<cudaEvent_t>(event)},                                    \
+                         {static_cast<cudaStream_t>(awaits), static_cast<cudaStream_t>(copies), \
+                          static_cast<cudaStream_t>(flags), static_cast<cudaEvent_t>(event)},  \
                          message, size);                                                       \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_order(                         \

@@ -17,6 +17,7 @@ constexpr int kBeginThreads = 512;
 constexpr int kInFlight = 8;       // loads of one thread in the reduction
 constexpr int kCopiesInFlight = 4; // loads of one thread that copies a slab
 constexpr int kBlocksPerSm = 4;    // of the reduction, where none is asked for
+constexpr int kBlocksPerSmBesideCopies = 1;  // the kernels that it waits for need room
 constexpr uint32_t kReduceOp = 2;
 constexpr uint32_t kTransportOp = 3;
 
@@ -151,34 +152,50 @@ __global__ void settle_kernel(fluxgen_group group) {
                 load_relaxed(workspace_word(mine, kBegunOffset)));
 }
 
-// The epoch of an ag_gemm, for its copies. Pushes come after the kernel that begins the call, pulls
-// beside it, and before its GEMMs end.
-__device__ __forceinline__ uint32_t copies_epoch(fluxgen_group const& group, int32_t push) {
-  return push ? load_relaxed(workspace_word(group.peers[group.rank], kBegunOffset))
-              : gather_epoch(group);
+// The epoch of a call, for its copies. Pushes come after the kernel that begins an ag_gemm, pulls
+// beside it, and before its GEMMs end. A gemm_rs ends after the last of its copies.
+__device__ __forceinline__ uint32_t copies_epoch(fluxgen_group const& group, int32_t kind) {
+  void* mine = group.peers[group.rank];
+  return kind == FLUXGEN_DRAIN  ? current_epoch(mine, 1)
+         : kind == FLUXGEN_PUSH ? load_relaxed(workspace_word(mine, kBegunOffset))
+                                : gather_epoch(group);
 }
 
 // Before a copy: wait until the peers it comes from, or goes to, are ready. One bit, one thread each.
+// Drained: until the chunk is in the outbox, and the owner has read what came into its inbox before.
 struct AwaitArguments {
   fluxgen_group group;
-  int32_t push;
+  int32_t kind;  // enum fluxgen_copies
   uint32_t peers;
+  int32_t chunk;
 };
 
 __global__ void await_kernel(AwaitArguments args) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
   int32_t const peer = int32_t(threadIdx.x);
-  if ((args.peers >> peer & 1u) != 0u) {
-    wait_epoch(ready_flag(args.group.peers[args.group.rank], peer),
-               copies_epoch(args.group, args.push), args.group, kTransportOp, peer, 0);
+  if ((args.peers >> peer & 1u) == 0u) {
+    return;
+  }
+  uint32_t const epoch = copies_epoch(group, args.kind);
+  if (args.kind == FLUXGEN_DRAIN) {
+    if (args.chunk == 0) {
+      wait_epoch(consumed_flag(mine, peer), load_relaxed(workspace_word(mine, kDrainedOffset)),
+                 group, kTransportOp, peer, 0);
+    }
+    wait_epoch(filled_flag(mine, peer, args.chunk), epoch, group, kTransportOp, group.rank,
+               args.chunk);
+  } else {
+    wait_epoch(ready_flag(mine, peer), epoch, group, kTransportOp, peer, 0);
   }
 }
 
-// After a copy: raise its flag, here or where it was pushed; `whole`: tell its source that this was
-// all of it.
+// After a copy: raise its flag, here or where it went; `whole`: tell the source of what was pulled
+// that this was all of it, or the reduction that all of a gemm_rs is out.
 struct RaiseArguments {
   fluxgen_group group;
-  int32_t push;
-  int32_t peer;  // the source, or the rank it was pushed to
+  int32_t kind;  // enum fluxgen_copies
+  int32_t peer;  // the source, or the rank it went to
   int32_t chunk;
   int32_t whole;
 };
@@ -186,8 +203,17 @@ struct RaiseArguments {
 __global__ void raise_kernel(RaiseArguments args) {
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
-  uint32_t const epoch = copies_epoch(group, args.push);
-  if (args.push) {
+  uint32_t const epoch = copies_epoch(group, args.kind);
+  if (args.kind == FLUXGEN_DRAIN) {
+    if (aborted_by(group) == 0u) {
+      store_release_system(arrived_flag(group.peers[args.peer], group.rank, args.chunk), epoch);
+    }
+    if (args.whole) {
+      store_release_system(workspace_word(mine, kSentOffset), epoch);
+    }
+    return;
+  }
+  if (args.kind == FLUXGEN_PUSH) {
     if (aborted_by(group) == 0u) {
       store_release_system(gathered_flag(group.peers[args.peer], group.rank, args.chunk), epoch);
     }
@@ -224,7 +250,8 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
   uint32_t const epoch = current_epoch(mine, 1);
-  char const* inbox = inbox_slab(group, group.rank, epoch, 0, 0);
+  char const* inbox = args.drain ? drained_slab(group, group.rank, 0, 0)
+                                 : inbox_slab(group, group.rank, epoch, 0, 0);
   int64_t const vectors = args.n / 8;  // 16 bytes each
   int64_t const slab = args.rows * vectors;
   int64_t const chunk_rows = args.chunk_rows > 0 ? args.chunk_rows : args.rows;
@@ -284,7 +311,20 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
       *reinterpret_cast<uint4*>(to) = out;
     }
   }
-  if (last_block(mine, kTicketOffset) && threadIdx.x == 0) {
+  if (!last_block(mine, kTicketOffset)) {
+    return;
+  }
+  if (args.drain && group.world > 1) {
+    if (threadIdx.x < group.world && threadIdx.x != group.rank && aborted_by(group) == 0u) {
+      fence_system();
+      store_release_system(consumed_flag(group.peers[threadIdx.x], group.rank), epoch);
+    }
+    if (threadIdx.x == 0) {  // this rank's copies take their epoch from the word that changes now
+      wait_epoch(workspace_word(mine, kSentOffset), epoch, group, kTransportOp, group.rank, 0);
+      store_relaxed(workspace_word(mine, kDrainedOffset), epoch);
+    }
+  }
+  if (threadIdx.x == 0) {
     store_relaxed(workspace_word(mine, kEpochOffset), epoch);
     report_abort(group, kReduceOp, epoch);
   }

@@ -66,10 +66,12 @@ inline int block_count(int asked, int per_sm, int64_t work) {
   return int(work < 1 ? 1 : (work < most ? work : most));
 }
 
-// Whether the workspaces have room for what an ag_gemm puts there: its slab in the stage, or, where
-// slabs are pushed, all of them in the gathered matrix.
-inline bool slabs_fit(fluxgen_group const& group, int64_t slab, int32_t push) {
-  return push ? group.world * slab <= group.gathered_bytes : slab <= group.stage_bytes;
+// Whether the workspaces have room for what a call puts there: an ag_gemm its slab in the stage, or,
+// where slabs are pushed, all of them in the gathered matrix; a gemm_rs all of them in the outbox.
+inline bool slabs_fit(fluxgen_group const& group, int64_t slab, int32_t kind) {
+  return kind == FLUXGEN_PULL ? slab <= group.stage_bytes
+                              : group.world * slab <= (kind == FLUXGEN_PUSH ? group.gathered_bytes
+                                                                            : group.drained_bytes);
 }
 
 // Which kernel runs on how many blocks; its one parameter is the argument struct.
@@ -99,7 +101,7 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
     return refuse(message, size, "expected at most one of pull and push");
   }
   int64_t const slab = args.rows * args.row_bytes;
-  if (!slabs_fit(args.group, slab, args.push)) {
+  if (!slabs_fit(args.group, slab, args.push ? FLUXGEN_PUSH : FLUXGEN_PULL)) {
     return refuse(message, size, "the slabs do not fit the workspace");
   }
   bool const copies = !args.push || args.keep;
@@ -129,8 +131,12 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.bias != nullptr && reinterpret_cast<uintptr_t>(args.bias) % 16) {
     return refuse(message, size, "bias: expected a 16-byte aligned address, or null");
   }
-  if (args.group.world * args.rows * args.n * 2 > args.group.half_bytes) {
-    return refuse(message, size, "the inbox does not fit one half of the workspace");
+  if (args.drain < 0 || args.drain > 1) {
+    return refuse(message, size, "drain: expected 0 or 1");
+  }
+  if (args.group.world * args.rows * args.n * 2 >
+      (args.drain ? args.group.drained_bytes : args.group.half_bytes)) {
+    return refuse(message, size, "the inbox does not fit the workspace");
   }
   if (args.dtype != 0 && args.dtype != 1) {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
@@ -138,7 +144,8 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   int64_t const work = (args.rows * (args.n / 8) + kThreads - 1) / kThreads;
   *prepared = {args.dtype == 0 ? reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162>)
                                : reinterpret_cast<void*>(&reduce_kernel<__half2>),
-               block_count(args.blocks, kBlocksPerSm, work), kThreads, "reduce"};
+               block_count(args.blocks, args.drain ? kBlocksPerSmBesideCopies : kBlocksPerSm, work),
+               kThreads, "reduce"};
   return FLUXGEN_OK;
 }
 
@@ -220,19 +227,27 @@ inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* messag
     return refuse(message, size,
                   "expected rows of a positive multiple of 16 bytes, and at most world slabs cut");
   }
-  void const* const given = args.push ? args.x : args.gathered;
-  if (given == nullptr || reinterpret_cast<uintptr_t>(given) % 16 ||
-      (args.push && (args.row_stride_bytes % 16 || args.row_stride_bytes < args.row_bytes))) {
+  bool const pushes = args.kind == FLUXGEN_PUSH, drains = args.kind == FLUXGEN_DRAIN;
+  if (args.kind < FLUXGEN_PULL || args.kind > FLUXGEN_DRAIN) {
+    return refuse(message, size, "kind: expected one of enum fluxgen_copies");
+  }
+  void const* const given = pushes ? args.x : args.gathered;
+  if (!drains &&
+      (given == nullptr || reinterpret_cast<uintptr_t>(given) % 16 ||
+       (pushes && (args.row_stride_bytes % 16 || args.row_stride_bytes < args.row_bytes)))) {
     return refuse(message, size,
-                  args.push ? "x: expected rows at 16-byte aligned addresses"
-                            : "gathered: expected a 16-byte aligned address");
+                  pushes ? "x: expected rows at 16-byte aligned addresses"
+                         : "gathered: expected a 16-byte aligned address");
   }
   bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
+  if (drains && along_k) {
+    return refuse(message, size, "chunk_axis: a gemm_rs is drained in chunks of rows");
+  }
   int64_t const extent = along_k ? args.row_bytes : args.rows;
   int64_t const piece = args.chunk_size > 0 ? args.chunk_size : extent;
   *chunks = along_k ? k_chunk_count(piece, extent) : int((extent + piece - 1) / piece);
   if (*chunks > FLUXGEN_MAX_CHUNKS ||
-      !slabs_fit(args.group, args.rows * args.row_bytes, args.push)) {
+      !slabs_fit(args.group, args.rows * args.row_bytes, args.kind)) {
     return refuse(message, size, "expected at most 16 chunks of slabs that fit the workspace");
   }
   return FLUXGEN_OK;
@@ -242,7 +257,7 @@ inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* messag
 struct SlabCopy {
   int peer;  // where it comes from, or goes to
   int chunk;
-  bool last;  // of this peer's
+  bool last;  // of this peer's, or of all that are drained
   uint32_t awaited;  // peers to be ready before it
   char* to;
   char const* from;
@@ -252,8 +267,8 @@ struct SlabCopy {
   size_t from_pitch;
 };
 
-// Slabs in the order that GEMMs walk them: pulled from the next rank first, pushed to the one before
-// first, as its next. Of the first `cut` slabs chunks of K come piece by piece, the later slabs whole;
+// Slabs in the order that GEMMs walk them: pulled from the next rank first, drained to the next rank
+// first, pushed to the one before first, as its next. Of the first `cut` slabs chunks of K come piece by piece, the later slabs whole;
 // chunks of rows come slab by slab.
 inline int cut_peers(fluxgen_copy_args const& args, int chunks) {
   bool const cuts = args.chunk_axis == FLUXGEN_CHUNK_K && chunks > 1;
@@ -268,15 +283,19 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
   bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
   int const cut = cut_peers(args, chunks);
   bool const columns = along_k && i < cut * chunks;
+  bool const pushes = args.kind == FLUXGEN_PUSH, drains = args.kind == FLUXGEN_DRAIN;
   int const turn = columns ? i % cut : (along_k ? i - cut * chunks + cut : i / chunks);
   auto const peer_of = [&](int visit) {
-    return (group.rank + (args.push ? group.world - 1 - visit : 1 + visit)) % group.world;
+    return (group.rank + (pushes ? group.world - 1 - visit : 1 + visit)) % group.world;
   };
   SlabCopy copy{};
   copy.peer = peer_of(turn);
   copy.chunk = columns ? i / cut : (along_k ? 0 : i % chunks);
   copy.last = copy.chunk == (along_k && !columns ? 1 : chunks) - 1;
-  if (columns ? i == 0 : copy.chunk == 0) {
+  if (drains) {
+    copy.awaited = 1u << copy.peer;
+    copy.last = i == count_copies(args, chunks) - 1;
+  } else if (columns ? i == 0 : copy.chunk == 0) {
     for (int visit = turn; visit < (columns ? cut : turn + 1); ++visit) {
       copy.awaited |= 1u << peer_of(visit);
     }
@@ -291,12 +310,15 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
     rows = row + unit < args.rows ? unit : args.rows - row;
   }
   int64_t const slab = args.rows * args.row_bytes;
-  char* const matrix =
-      args.push ? pushed_matrix(group, copy.peer) : static_cast<char*>(args.gathered);
-  copy.to = matrix + (args.push ? group.rank : copy.peer) * slab + row * args.row_bytes + column;
-  int64_t const pitch = args.push ? args.row_stride_bytes : args.row_bytes;
-  copy.from = (args.push ? static_cast<char const*>(args.x) : stage(group, copy.peer)) +
-              row * pitch + column;
+  int64_t const pitch = pushes ? args.row_stride_bytes : args.row_bytes;
+  char* const to = drains   ? drained_slab(group, copy.peer, group.rank, slab)
+                   : pushes ? pushed_matrix(group, copy.peer) + group.rank * slab
+                            : static_cast<char*>(args.gathered) + copy.peer * slab;
+  char const* const from = drains   ? outbox_slab(group, copy.peer, slab)
+                           : pushes ? static_cast<char const*>(args.x)
+                                    : stage(group, copy.peer);
+  copy.to = to + row * args.row_bytes + column;
+  copy.from = from + row * pitch + column;
   bool const one = width == args.row_bytes && pitch == args.row_bytes;
   copy.width = size_t(one ? rows * width : width);
   copy.rows = size_t(one ? 1 : rows);
@@ -333,9 +355,10 @@ inline cudaError_t update_copy(SlabCopy const& copy, cudaGraphNode_t node) {
 }
 
 // Where the copies of a call run, and the kernels that raise their flags: beside the next copy, which
-// would have to wait for them in one stream (measured: 4 us a copy). `event` orders one behind the
-// other.
+// would have to wait for them in one stream (measured: 4 us a copy). So do, of a gemm_rs, the kernels
+// that wait for its chunks. `event` orders one behind the other.
 struct CopyStreams {
+  cudaStream_t awaits;  // of a gemm_rs
   cudaStream_t copies;
   cudaStream_t flags;
   cudaEvent_t event;
@@ -350,10 +373,19 @@ cudaError_t queue_copies(fluxgen_copy_args const& args, int chunks, CopyStreams 
   for (int i = 0; i < copies && error == cudaSuccess; ++i) {
     SlabCopy const copy = slab_copy(args, chunks, i);
     if (copy.awaited != 0u) {
-      await_kernel<<<1, FLUXGEN_MAX_WORLD, 0, streams.copies>>>(
-          AwaitArguments{args.group, args.push, copy.awaited});
+      bool const apart = args.kind == FLUXGEN_DRAIN;
+      await_kernel<<<1, FLUXGEN_MAX_WORLD, 0, apart ? streams.awaits : streams.copies>>>(
+          AwaitArguments{args.group, args.kind, copy.awaited, copy.chunk});
+      if (apart) {
+        error = cudaEventRecord(streams.event, streams.awaits);
+        if (error == cudaSuccess) {
+          error = cudaStreamWaitEvent(streams.copies, streams.event, 0);
+        }
+      }
     }
-    error = queue_copy(copy, streams.copies);
+    if (error == cudaSuccess) {
+      error = queue_copy(copy, streams.copies);
+    }
     if (error == cudaSuccess) {
       error = note();
     }
@@ -365,7 +397,7 @@ cudaError_t queue_copies(fluxgen_copy_args const& args, int chunks, CopyStreams 
     }
     if (error == cudaSuccess) {
       raise_kernel<<<1, 1, 0, streams.flags>>>(
-          RaiseArguments{args.group, args.push, copy.peer, copy.chunk, copy.last});
+          RaiseArguments{args.group, args.kind, copy.peer, copy.chunk, copy.last});
     }
   }
   cudaError_t const launched = cudaGetLastError();
@@ -382,14 +414,15 @@ inline int order(cudaStream_t before, cudaStream_t after, cudaEvent_t event, cha
   return cuda_status(error, "order of streams", message, size);
 }
 
-// Queue the copies behind what is on `stream`.
+// Queue the copies behind what is on `stream`; those of a gemm_rs wait for its GEMM by themselves.
 inline int copy(fluxgen_copy_args const& args, cudaStream_t stream, CopyStreams const& streams,
                 char* message, int64_t size) {
   int chunks = 0;
   if (int const status = check_copies(args, &chunks, message, size)) {
     return status;
   }
-  if (int const status = order(stream, streams.copies, streams.event, message, size)) {
+  cudaStream_t const first = args.kind == FLUXGEN_DRAIN ? streams.awaits : streams.copies;
+  if (int const status = order(stream, first, streams.event, message, size)) {
     return status;
   }
   return cuda_status(queue_copies(args, chunks, streams, [] { return cudaSuccess; }), "copies",

@@ -108,6 +108,20 @@ def test_illegal_runs(run, reason):
     assert reason in (why_illegal(problem, Topology.of(H100, "nvlink", 8), GOOD, run) or "")
 
 
+def test_a_gemm_rs_is_stored_or_drained():
+    problem = Problem(RS, 8192, 12288, 6144, 8)
+    nvlink, pcie = (Topology.of(H100, link, 8) for link in ("nvlink", "pcie"))
+    for transport in Transport:
+        legal = transport in (Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN)
+        run = RunConfig((8,), transport=transport)
+        assert (why_illegal(problem, nvlink, GOOD, run) is None) == legal
+    over_pcie = [run.transport for run in run_space(problem, pcie, GOOD)]
+    assert over_pcie[0] is Transport.COPY_ENGINE_DRAIN
+    assert over_pcie.count(Transport.PEER_STORE) == len(group_choices(problem.op, 8))
+    stores = {run.transport for run in run_space(problem, nvlink, GOOD)}
+    assert stores == {Transport.PEER_STORE}
+
+
 def test_k_chunks_are_for_ag_and_fit_k():
     topology = Topology.of(H100, "nvlink", 8)
     run = RunConfig((8,), chunk_axis=ChunkAxis.K, chunks=4)

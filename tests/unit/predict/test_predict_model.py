@@ -18,10 +18,10 @@ from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.record import Provenance, Record
 from fluxgen.core.topology import GPUS, Topology
 from fluxgen.predict import predict, predict_baseline, predict_step
-from fluxgen.predict.constants import COPY_US
+from fluxgen.predict.constants import COPY_PCIE_US, COPY_US
 from fluxgen.predict.gemm import Grid, gemm_time
 from fluxgen.predict.link import copy_arrivals, nccl_us
-from fluxgen.predict.overlap import first_need
+from fluxgen.predict.overlap import first_need, last_touch
 
 H100 = Topology.of("h100-sxm", "nvlink", 8)
 KERNELS = list(kernel_space(Signature.of("ag_gemm"), H100.gpu))
@@ -39,7 +39,9 @@ def candidates(draw: st.DrawFn) -> tuple[Problem, KernelConfig, RunConfig]:
     kernel = draw(st.sampled_from(KERNELS))
     groups = draw(st.sampled_from([(), (8,), (1, 7), (1, 2, 5), (5, 2, 1), (1,) * 8]))
     axis = draw(st.sampled_from(list(ChunkAxis))) if problem.op is Op.AG_GEMM else ChunkAxis.M
-    transport = Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
+    transport = Transport.COPY_ENGINE_PULL
+    if problem.op is Op.GEMM_RS:
+        transport = draw(st.sampled_from([Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN]))
     panel = draw(st.sampled_from([0, 2, 8]))
     chunks = draw(st.sampled_from([1, 2, 4]))
     span = draw(st.sampled_from([1, 1, 2, 4]))
@@ -166,6 +168,8 @@ def test_positions_are_those_of_the_walk(rows, columns, groups, cluster_m, panel
     tile = data.draw(st.sampled_from([(v, r) for v in range(sum(groups)) for r in range(rows)]))
     first = next(i for i, tiles in enumerate(clusters) if tile in tiles)
     assert first_need(grid, panel, *tile) == first
+    last = max(i for i, tiles in enumerate(clusters) if tile in tiles)
+    assert last_touch(grid, panel, *tile) == last
 
 
 def test_waves_are_counted_on_the_target() -> None:
@@ -194,6 +198,25 @@ def test_chunks_arrive_in_ring_order() -> None:
     times = [t for *_, t in by_k]
     assert times == sorted(times)
     assert by_rows[-1][2] >= 2e6 / (topology.bandwidth_gbs * 1e3)
+
+
+def test_draining_over_pcie_hides_the_gemm_or_the_copies() -> None:
+    """Over the slow link the copies alone remain, and what the first chunk and the last one cost."""
+    pcie, kernel = Topology.of("h200", "pcie", 8), KernelConfig(128, 192, 64, 2, 1)
+    problem = Problem(Signature.of("gemm_rs"), 8192, 12288, 6144, 8)
+
+    def of(groups, chunks, transport=Transport.COPY_ENGINE_DRAIN, panel=0):
+        return predict(problem, pcie, kernel, RunConfig(groups, panel, chunks=chunks,
+                                                        transport=transport))  # fmt: skip
+
+    drained = of((1,) * 8, 2)
+    assert drained.comm_us < drained.time_us < 1.1 * drained.comm_us
+    assert drained.time_us < of((1,) * 8, 1, Transport.PEER_STORE).time_us
+    # All slabs in one group with narrow panels are whole only when the GEMM ends.
+    late = of((8,), 2, panel=1)
+    assert late.time_us > drained.time_us + 0.8 * drained.gemm_us
+    # Each copy costs.
+    assert of((1,) * 8, 8).comm_us == pytest.approx(drained.comm_us + 42 * COPY_PCIE_US)
 
 
 def test_k_chunks_cut_the_first_remote_group_and_double() -> None:

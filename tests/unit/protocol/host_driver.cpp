@@ -86,13 +86,16 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_gemm_args, own)
   FLUXGEN_OFFSET(fluxgen_gemm_args, ends_call)
   FLUXGEN_OFFSET(fluxgen_gemm_args, cut)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, drain)
   FLUXGEN_OFFSET(fluxgen_group, stage_bytes)
   FLUXGEN_OFFSET(fluxgen_group, gathered_bytes)
+  FLUXGEN_OFFSET(fluxgen_group, drained_bytes)
   FLUXGEN_OFFSET(fluxgen_group, peers)
   FLUXGEN_OFFSET(fluxgen_group, report)
   FLUXGEN_OFFSET(fluxgen_reduce_args, d)
   FLUXGEN_OFFSET(fluxgen_reduce_args, scale)
   FLUXGEN_OFFSET(fluxgen_reduce_args, blocks)
+  FLUXGEN_OFFSET(fluxgen_reduce_args, drain)
   FLUXGEN_OFFSET(fluxgen_begin_args, row_stride_bytes)
   FLUXGEN_OFFSET(fluxgen_begin_args, pull)
   FLUXGEN_OFFSET(fluxgen_begin_args, keep)
@@ -100,9 +103,11 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_copy_args, gathered)
   FLUXGEN_OFFSET(fluxgen_copy_args, row_stride_bytes)
   FLUXGEN_OFFSET(fluxgen_copy_args, chunk_axis)
-  FLUXGEN_OFFSET(fluxgen_copy_args, push)
+  FLUXGEN_OFFSET(fluxgen_copy_args, kind)
   FLUXGEN_OFFSET(fluxgen_gather_call, event)
   FLUXGEN_OFFSET(fluxgen_scatter_call, reduce)
+  FLUXGEN_OFFSET(fluxgen_scatter_call, copy)
+  FLUXGEN_OFFSET(fluxgen_scatter_call, graphs)
   FLUXGEN_OFFSET(fluxgen_kernel_info, b_transposed)
   return size_t(-1);
 }
@@ -120,14 +125,23 @@ int64_t layout(char const* name) {
   if (!std::strcmp(name, "gathered_1_2")) return at(gathered_flag(base, 1, 2));
   if (!std::strcmp(name, "counters")) return at(chunk_counter(base, 0, 0));
   if (!std::strcmp(name, "pulled_1")) return at(pulled_flag(base, 1));
+  if (!std::strcmp(name, "sent")) return kSentOffset;
+  if (!std::strcmp(name, "drained")) return kDrainedOffset;
+  if (!std::strcmp(name, "filled_1_2")) return at(filled_flag(base, 1, 2));
+  if (!std::strcmp(name, "consumed_1")) return at(consumed_flag(base, 1));
   fluxgen_group group{};
   group.world = 4;
   group.stage_bytes = 3072;
   group.half_bytes = 2048;
+  group.gathered_bytes = 1024;
+  group.drained_bytes = 4096;
+  group.rank = 3;
   group.peers[3] = base;
   if (!std::strcmp(name, "stage")) return at(stage(group, 3));
   if (!std::strcmp(name, "matrix")) return at(pushed_matrix(group, 3));
   if (!std::strcmp(name, "inbox_epoch1_source2")) return at(inbox_slab(group, 3, 1, 2, 256));
+  if (!std::strcmp(name, "drained_source2")) return at(drained_slab(group, 3, 2, 256));
+  if (!std::strcmp(name, "outbox_owner1")) return at(outbox_slab(group, 1, 256));
   if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
   if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
   if (!std::strcmp(name, "abi_version")) return FLUXGEN_ABI_VERSION;
@@ -170,7 +184,7 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
             auto* words = reinterpret_cast<uint32_t*>(inbox_slab(group, owner, epoch, rank, slab * 4));
             __atomic_store_n(&words[i], epoch * 1000003u + uint32_t(rank * slab + i),
                              __ATOMIC_RELAXED);
-            signal_tile(group, owner, i / tiles, uint32_t(tiles), epoch);
+            signal_tile(group, owner, i / tiles, uint32_t(tiles), epoch, false);
           }
         }
       };
@@ -264,7 +278,7 @@ int64_t expire(uint64_t timeout_ns, fluxgen_report* report, fluxgen_report* told
   satisfied += wait_epoch(arrived_flag(group.peers[2], 1, 0), 7, group, 1, 1, 0);
   *second_wait_seconds = double(clock_ns() - begin) / 1e9;
   report_abort(group, 2, 9);  // must not replace this rank's own report
-  signal_tile(group, 3, 0, 1, 7);
+  signal_tile(group, 3, 0, 1, 7, false);
   *arrived_after = *arrived_flag(group.peers[3], 2, 0);
   fluxgen_group other = group;
   other.rank = 3;

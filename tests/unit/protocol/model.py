@@ -27,6 +27,9 @@ class Bug(enum.Enum):
     NO_STAGED = "a GEMM takes the epoch that it finds, though its call has not begun"
     NO_ASKING = "slabs are pushed into a matrix that may still be read"
     LATE_EPOCH = "copies that are pushed take their epoch like those that are pulled"
+    NO_CONSUMED = "an inbox is drained into that may still be read"
+    NO_SENT = "a drained call ends before its copies have taken their epoch"
+    NO_FILLED = "copies do not wait for the tiles that they send"
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,16 @@ class Outcome:
 #   ("overtake", key, key)  enabled while the first word is above the second
 #   ("read", key, tag)      the data must carry the tag
 #   ("copy", src, dst, tag) read src (must carry the tag), pending plain write to dst
-#   ("fork",) / ("join",)   the copy stream may run / must have finished this call
+#   ("fork",) / ("join",)   the copy stream may run / must have finished this call; what the stream
+#                           before the event wrote has become visible
 #
-# Calls: A is an ag_gemm whose slabs are pulled, P one whose slabs are pushed, R a gemm_rs.
+# Calls: A is an ag_gemm whose slabs are pulled, P one whose slabs are pushed, R a gemm_rs, D one
+# whose partial slabs are drained.
 def program(rank: int, world: int, calls: str, bug: Bug):
     main: list[tuple] = []
     copy: list[tuple] = []
     peers = [(rank + i) % world for i in range(1, world)]
-    staged = begun = 0
+    staged = begun = drained = 0
     for epoch, op in enumerate(calls, start=1):
         half = 0 if bug is Bug.SINGLE_BUFFER else epoch % 2
         gathered = "arrived" if bug is Bug.SHARED_FLAGS else "gathered"
@@ -97,6 +102,29 @@ def program(rank: int, world: int, calls: str, bug: Bug):
             main.append(("write", ("multiplied", rank), epoch))
             main.append(("join", len(copy)))
             begun = epoch
+        elif op == "D":
+            # The word that copies take their epoch from is advanced at the end, here "ended".
+            main.append(("fork", epoch))
+            copy.append(("start", epoch))
+            for p in peers:
+                main.append(("write", ("outbox", rank, p), (epoch, op, rank)))
+                main.append(("write", ("filled", rank, p), epoch))
+                if drained and bug is not Bug.NO_CONSUMED:
+                    copy.append(("wait", ("consumed", rank, p), drained))
+                if bug is not Bug.NO_FILLED:
+                    copy.append(("overtake", ("filled", rank, p), ("ended", rank)))
+                copy.append(("copy", ("outbox", rank, p), ("drained", p, rank), (epoch, op, rank)))
+                copy.append(("release", ("arrived", p, rank), epoch))
+            copy.append(("write", ("sent", rank), epoch))
+            main.append(("write", ("drained", rank, rank), (epoch, op, rank)))
+            main += [("wait", ("arrived", rank, s), epoch) for s in peers]
+            main += [("read", ("drained", rank, s), (epoch, op, s)) for s in range(world)]
+            main += [("release", ("consumed", p, rank), epoch) for p in peers]
+            if bug is not Bug.NO_SENT:
+                main.append(("wait", ("sent", rank), epoch))
+            main.append(("write", ("ended", rank), epoch))
+            main.append(("join", len(copy)))
+            drained = epoch
         else:
             for p in peers:
                 main.append(("send", ("inbox", p, half, rank), (epoch, op, rank)))
@@ -106,6 +134,8 @@ def program(rank: int, world: int, calls: str, bug: Bug):
             waited = sources[:1] if bug is Bug.RS_SKIPS_WAITS else sources
             main += [("wait", ("arrived", rank, s), epoch) for s in waited if s != rank]
             main += [("read", ("inbox", rank, half, s), (epoch, op, s)) for s in sources]
+        if op != "D":
+            main.append(("write", ("ended", rank), epoch))
     return tuple(main), tuple(copy)
 
 
@@ -119,6 +149,7 @@ def _push(pending: tuple, stream: int, slot: int, value, release: bool) -> tuple
 
 _MEMORY = (
     "stage", "begun", "multiplied", "whole", "inbox", "ready", "pulled", "arrived", "gathered",
+    "outbox", "filled", "drained", "consumed", "sent", "ended",
 )  # fmt: skip
 _INVISIBLE = ("send", "release", "fork", "start", "join", "wait")
 
@@ -170,7 +201,8 @@ def explore(world: int, calls: str, bug: Bug = Bug.NONE, limit: int = 3_000_000)
             elif kind in ("send", "release"):
                 grown = _push(pending, i, keys[step[1]], step[2], kind == "release")
                 after = (next_pcs, forked, memory, grown)
-            elif kind == "fork":
+            elif kind == "fork":  # an event: what this stream wrote before it is visible
+                enabled = not pending[i]
                 after = (next_pcs, _set(forked, i // 2, step[1]), memory, pending)
             elif kind == "start":
                 enabled = forked[i // 2] >= step[1]

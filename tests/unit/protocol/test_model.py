@@ -23,7 +23,19 @@ def test_two_ranks_every_mix_with_pushed_slabs(calls):
     assert outcome.states > 100
 
 
-@pytest.mark.parametrize("calls", ["RRRR", "ARAR", "RAAR", "PPP", "PRP", "APA"])
+@pytest.mark.parametrize("calls", ["".join(c) for c in itertools.product("ADR", repeat=3)])
+def test_two_ranks_every_mix_with_drained_slabs(calls):
+    outcome = explore(2, calls)
+    assert outcome.error is None
+    assert outcome.states > 100
+
+
+@pytest.mark.parametrize("calls", ["PDP", "DPD", "DDDD"])
+def test_drained_and_pushed_slabs(calls):
+    assert explore(2, calls).error is None
+
+
+@pytest.mark.parametrize("calls", ["RRRR", "ARAR", "RAAR", "PPP", "PRP", "APA", "DD"])
 def test_three_ranks_four_calls(calls):
     outcome = explore(3, calls)
     assert outcome.error is None
@@ -47,6 +59,10 @@ def test_three_ranks_four_calls(calls):
         (Bug.NO_ASKING, "AP"),
         (Bug.LATE_EPOCH, "P"),
         (Bug.NO_FENCE, "PP"),
+        (Bug.NO_CONSUMED, "DD"),
+        (Bug.NO_SENT, "D"),
+        (Bug.NO_FILLED, "D"),
+        (Bug.NO_FENCE, "D"),
     ],
 )
 def test_seeded_bugs_are_found(bug, calls):

@@ -70,13 +70,16 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_gemm_args", "own"),
         ("fluxgen_gemm_args", "ends_call"),
         ("fluxgen_gemm_args", "cut"),
+        ("fluxgen_gemm_args", "drain"),
         ("fluxgen_group", "stage_bytes"),
         ("fluxgen_group", "gathered_bytes"),
+        ("fluxgen_group", "drained_bytes"),
         ("fluxgen_group", "peers"),
         ("fluxgen_group", "report"),
         ("fluxgen_reduce_args", "d"),
         ("fluxgen_reduce_args", "scale"),
         ("fluxgen_reduce_args", "blocks"),
+        ("fluxgen_reduce_args", "drain"),
         ("fluxgen_begin_args", "row_stride_bytes"),
         ("fluxgen_begin_args", "pull"),
         ("fluxgen_begin_args", "keep"),
@@ -84,9 +87,11 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_copy_args", "gathered"),
         ("fluxgen_copy_args", "row_stride_bytes"),
         ("fluxgen_copy_args", "chunk_axis"),
-        ("fluxgen_copy_args", "push"),
+        ("fluxgen_copy_args", "kind"),
         ("fluxgen_gather_call", "event"),
         ("fluxgen_scatter_call", "reduce"),
+        ("fluxgen_scatter_call", "copy"),
+        ("fluxgen_scatter_call", "graphs"),
         ("fluxgen_kernel_info", "b_transposed"),
     ]:
         ours = getattr(abi.STRUCTS[struct], field).offset
@@ -105,10 +110,17 @@ def test_workspace_layout_matches_the_header():
     assert layout(b"arrived_1_2") == abi.ARRIVED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
     assert layout(b"gathered_1_2") == abi.GATHERED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
     assert layout(b"counters") == abi.COUNTERS_OFFSET
+    assert layout(b"sent") == abi.SENT_OFFSET
+    assert layout(b"drained") == abi.DRAINED_OFFSET
+    assert layout(b"filled_1_2") == abi.FILLED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
+    assert layout(b"consumed_1") == abi.CONSUMED_OFFSET + 4
     assert layout(b"stage") == abi.DATA_OFFSET
     assert layout(b"inbox_epoch1_source2") == abi.DATA_OFFSET + 3072 + 2048 + 2 * 256
-    sizes = workspace.Sizes(stage=3072, half=2048, gathered=512)
-    assert layout(b"matrix") == sizes.gathered_offset == sizes.total - 512
+    sizes = workspace.Sizes(stage=3072, half=2048, gathered=1024, drained=4096)
+    assert layout(b"matrix") == sizes.gathered_offset
+    assert layout(b"drained_source2") == sizes.gathered_offset + 1024 + 2 * 256
+    assert layout(b"outbox_owner1") == sizes.gathered_offset + 1024 + 4096 + 256
+    assert layout(b"outbox_owner1") - 256 + 4096 == sizes.total
     assert layout(b"max_world") == abi.MAX_WORLD
     assert layout(b"max_chunks") == abi.MAX_CHUNKS
     assert layout(b"abi_version") == abi.ABI_VERSION

@@ -34,6 +34,7 @@ def chunk_bounds(extent: int, size: int) -> list[tuple[int, int]]:
 
 
 PULL, PUSH = Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH
+DRAIN = Transport.COPY_ENGINE_DRAIN
 
 
 @pytest.mark.parametrize(
@@ -46,18 +47,25 @@ PULL, PUSH = Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH
         (Problem(RS, 1024, 512, 256, 8), [Transport.PEER_STORE], Sizes(half=1024 * 512 * 2)),
         (Problem(AG, 262144, 64, 8192, 1), [PULL], Sizes(stage=2**32)),
         (Problem(RS, 131072, 4096, 64, 2), [], Sizes(half=2**30)),
+        (Problem(RS, 1024, 512, 256, 8), [DRAIN], Sizes(drained=1024 * 512 * 2)),
+        (
+            Problem(RS, 1024, 512, 256, 8),
+            [DRAIN, Transport.PEER_STORE],
+            Sizes(half=1024 * 512 * 2, drained=1024 * 512 * 2),
+        ),
     ],
 )
 def test_buffers_hold_all_slabs_and_count_beyond_32_bits(problem, transports, want):
     """C05, C07."""
     assert sizes(problem, *transports) == want
-    assert want.total == abi.DATA_OFFSET + want.stage + 2 * want.half + want.gathered
+    data = want.stage + 2 * want.half + want.gathered + 2 * want.drained
+    assert want.total == abi.DATA_OFFSET + data
 
 
 def test_a_workspace_serves_what_fits_each_part():
-    one, other = Sizes(2, 3, 4), Sizes(3, 2, 4)
+    one, other = Sizes(2, 3, 4, 1), Sizes(3, 2, 4, 5)
     assert not one.hold(other)
-    assert (one | other) == Sizes(3, 3, 4)
+    assert (one | other) == Sizes(3, 3, 4, 5)
     assert (one | other).hold(one)
 
 
@@ -67,6 +75,7 @@ def test_a_workspace_serves_what_fits_each_part():
         (Problem(AG, 2**31 - 8, 8, 2**20, 8), PULL),
         (Problem(AG, 2**28, 8, 2**20, 8), PUSH),
         (Problem(RS, 2**31 - 8, 2**20, 8, 8), Transport.PEER_STORE),
+        (Problem(RS, 2**28, 2**20, 8, 8), DRAIN),
     ],
 )
 def test_an_absurd_workspace_is_refused(problem, transport):
@@ -117,6 +126,17 @@ def test_a_gathering_gemm_waits_longer_than_its_transport():
     assert copy_args(group, gather, KERNEL, run).group.timeout_ns == 1000
     scatter = Problem(RS, 512, 512, 512, 4)
     assert gemm_args(group, scatter, KERNEL, run).group.timeout_ns == 1000
+
+
+def test_a_drained_gemm_and_its_copies_cut_rows_alike():
+    group, problem = abi.Group(world=4), Problem(RS, 2048, 520, 256, 4)
+    run = RunConfig(chunks=2, transport=DRAIN)
+    gemm, copy = gemm_args(group, problem, KERNEL, run), copy_args(group, problem, KERNEL, run)
+    assert (gemm.drain, copy.kind) == (1, abi.DRAIN)
+    assert gemm.chunk_size == copy.chunk_size == 256
+    assert (copy.rows, copy.row_bytes) == (512, 1040)
+    stores = RunConfig(chunks=2, transport=Transport.PEER_STORE)
+    assert gemm_args(group, problem, KERNEL, stores).drain == 0
 
 
 def test_what_is_not_a_library_is_one_clear_error(tmp_path):

@@ -8,7 +8,7 @@ picks a configuration of the compiled kernels; then all candidates run in turn, 
     gemm      the library's GEMM alone
     copies    the remote bytes alone, by plain copies, with as many the other way
     unfused   one after the other
-    fluxgen   the configuration found: ag_gemm pulls by copy engine, gemm_rs stores into the peers
+    fluxgen   the configuration found: ag_gemm pulls by copy engine, gemm_rs is drained
 
 Medians and quartiles, microseconds. Wanted: total / max(gemm, copies) at most 1.05 from m = 4096.
 """

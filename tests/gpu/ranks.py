@@ -30,6 +30,7 @@ PULL_ROWS = RunConfig(chunks=2)
 PUSH, PUSH_ROWS = (replace(run, transport=Transport.COPY_ENGINE_PUSH) for run in (PULL, PULL_ROWS))
 SM_COPY = RunConfig(transport=Transport.SM_COPY)
 STORE = RunConfig(transport=Transport.PEER_STORE)
+DRAIN = RunConfig(transport=Transport.COPY_ENGINE_DRAIN)
 
 AG, RS = Signature.of("ag_gemm"), Signature.of("gemm_rs")
 AG_T, RS_T = replace(AG, b_layout="kn"), replace(RS, b_layout="kn")
@@ -59,13 +60,15 @@ def shapes(tp: int) -> list[Record]:
         copies = by_k if k >= 256 else by_rows if rows > 64 else RunConfig()
         run = SM_COPY if rows < 64 else copies
         out.append(record(Problem(AG, m, n, k, tp), AG_NK, run))
-        out.append(record(Problem(RS, m, n, k, tp), RS_NK, STORE))
+        sends = replace(DRAIN, chunks=2 if rows > RS_NK.tile_m else 1) if rows % 2 else STORE
+        out.append(record(Problem(RS, m, n, k, tp), RS_NK, sends))
         if rows > 64:
             # The backward of both ops multiplies with the transposed weight.
             whole = replace(PUSH_ROWS, chunks=1)
             run = PUSH_ROWS if rows > AG_KN.tile_m else whole
             out.append(record(Problem(AG_T, m, k, n, tp), AG_KN, run))
-            out.append(record(Problem(RS_T, m, k, n, tp), RS_KN, STORE))
+            sends = replace(DRAIN, chunks=2) if rows % 2 else STORE
+            out.append(record(Problem(RS_T, m, k, n, tp), RS_KN, sends))
     return out
 
 

@@ -77,6 +77,8 @@ def test_over_pcie_real_bytes_move(evaluator, op):
     problem, kernel, run = candidate(op)
     if op == "ag_gemm":
         run = replace(run, transport=Transport.COPY_ENGINE_PULL, chunks=2)
+    else:
+        run = RunConfig((1,) * 8, chunks=2, transport=Transport.COPY_ENGINE_DRAIN)
     topology = Topology.of(devices()[0].gpu, "pcie", 8)
     base = evaluator.evaluate(problem, topology, None, None)
     found = evaluator.evaluate(problem, topology, kernel, run)
@@ -84,4 +86,4 @@ def test_over_pcie_real_bytes_move(evaluator, op):
     gen5_us = problem.comm_bytes / 64e3  # no PCIe link of 16 lanes is faster
     assert found.time_us > gen5_us
     assert base.time_us > gen5_us
-    assert found.time_us < 1.5 * base.time_us
+    assert found.time_us < base.time_us

@@ -24,7 +24,7 @@ from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noq
 KERNELS = compiled_kernels()
 SUPPORT = load_support
 PUSH, PULL = Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL
-DRAIN = Transport.COPY_ENGINE_DRAIN
+DRAIN, SM_COPY = Transport.COPY_ENGINE_DRAIN, Transport.SM_COPY
 
 
 def integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_exact_for_every_world(name: str, world: int) -> None:
         check(group, kernel, problem, run)
         if problem.op is Op.AG_GEMM:
             check(group, kernel, problem, replace(run, transport=PULL))
-            check(group, kernel, problem, run_config(problem, groups, by=Transport.SM_COPY))
+            check(group, kernel, problem, run_config(problem, groups, by=SM_COPY))
         else:
             check(group, kernel, problem, replace(run, transport=DRAIN))
         if problem.op is Op.AG_GEMM and world > 1:
@@ -251,7 +251,7 @@ def test_any_span_of_any_rows_on_ampere(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in sorted(KERNELS) if n.startswith("gemm_rs")])
 def test_drained_chunks(name: str) -> None:
-    """Every cut of a slab, the last chunk short, calls of both transports in turn on a workspace."""
+    """Every cut of a slab, the last chunk short, both transports in turn on one workspace."""
     kernel = load_kernel(name)
     tile, world = kernel.kernel.tile_m, 4
     problems = [
@@ -286,7 +286,7 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
             group.run(
                 kernel,
                 problem,
-                run_config(problem, by=(PUSH, PULL, Transport.SM_COPY, DRAIN)[4 * repeat // rounds]),
+                run_config(problem, by=(PUSH, PULL, SM_COPY, DRAIN)[4 * repeat // rounds]),
                 left,
                 weights,
                 out,
@@ -313,7 +313,7 @@ def test_thousand_calls() -> None:
         data = [operands(problems[i % 2]) for i in range(10)]
         torch.cuda.synchronize()
         for i, (left, weights, out) in enumerate(data):
-            run = run_config(problems[i % 2], by=(Transport.SM_COPY, PUSH, PULL, DRAIN, DRAIN)[i % 5])
+            run = run_config(problems[i % 2], by=(SM_COPY, PUSH, PULL, DRAIN, DRAIN)[i % 5])
             group.run(pair[i % 2], problems[i % 2], run, left, weights, out)
         group.synchronize()
         for i, (left, weights, out) in enumerate(data):

@@ -201,7 +201,7 @@ def test_chunks_arrive_in_ring_order() -> None:
 
 
 def test_draining_over_pcie_hides_the_gemm_or_the_copies() -> None:
-    """Over the slow link the copies alone remain, and what the first chunk and the last one cost."""
+    """Over the slow link the copies remain, and what the first chunk and the last one cost."""
     pcie, kernel = Topology.of("h200", "pcie", 8), KernelConfig(128, 192, 64, 2, 1)
     problem = Problem(Signature.of("gemm_rs"), 8192, 12288, 6144, 8)
 

@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import fluxgen
-from fluxgen.codegen.space import why_illegal_kernel
+from fluxgen.codegen.space import kernel_space, why_illegal_kernel
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import (
@@ -323,9 +323,9 @@ def _compiled(gpu: Gpu, jobs: int | None, compiled_only: bool) -> CompiledKernel
 
 
 def _require_kernels(gpu: Gpu, dtype: str) -> None:
-    probe = KernelConfig(128, 128, 64)
-    reason = why_illegal_kernel(Signature.of(Op.AG_GEMM, DType.parse(dtype)), gpu, probe)
-    if reason:
+    signature = Signature.of(Op.AG_GEMM, DType.parse(dtype))
+    if next(kernel_space(signature, gpu), None) is None:
+        reason = why_illegal_kernel(signature, gpu, KernelConfig(128, 128, 64))
         raise UnsupportedError(f"target {gpu.name}: {reason}")
 
 

@@ -120,7 +120,8 @@ def test_zero_tokens_are_dropped_with_a_message(capsys):
         (["tune", *SMALL, "--record", "/"], ["record trials", "cannot write"]),
         (["tune", *SMALL, "--link", "ethernet"], ["ethernet"]),
         (["tune", *SMALL[:4], "--target", "h900"], ["h900", "h100-sxm"]),
-        (["tune", *SMALL[:4], "--target", "a100-sxm-80gb"], ["sm80"]),
+        (["tune", *SMALL[:4], "--target", "b200:cc=100,sms=148,clock=1965,smem=227,mem=180", "--link", "pcie"],
+         ["sm100", "sm80 to sm89"]),
         (["tune", *SMALL[:4], "--target", "l40s"], ["NVLink", "pcie"]),
         (["tune", *SMALL[:-1], "abc"], ["tokens", "abc"]),
         (["tune", *SMALL, "--ops", "gemm_xx"], ["gemm_xx"]),
@@ -234,6 +235,24 @@ def test_six_tuners_at_once_on_one_database(home):
         assert tuner.returncode == 0, err.decode()
     documents = [json.loads(out) for out, _ in outputs]
     assert {len(d["records"]) for d in documents} == {8}
+
+
+@pytest.mark.parametrize("target", ["a100-sxm-80gb:nvlink", "l20:pcie", "a100-pcie-80gb:pcie"])
+def test_every_corner_is_tuned_and_looked_up(home, capsys, target):
+    gpu, link = target.split(":")
+    where = ["--target", gpu, "--link", link]
+    found = run(capsys, "tune", *SMALL[:4], *where, "--tokens", "4096", "--trials", "4", "--json")
+    assert len(found["records"]) == 4
+    schedules = {r["kernel"]["schedule"] for r in found["records"] if r["kernel"]}
+    assert schedules <= {"multistage4", "multistage8"}
+    transports = {r["run"]["transport"] for r in found["records"] if r["run"]}
+    copies = {"copy_engine_pull", "copy_engine_drain"}
+    usual = copies if link == "pcie" else {"copy_engine_push", "peer_store"}
+    assert transports <= {*usual, "sm_copy"}
+    r = found["records"][0]["problem"]
+    sizes = [x for key in "mnk" for x in (f"--{key}", str(r[key]))]
+    seen = run(capsys, "lookup", "--op", r["op"], *sizes, "--tp", "8", *where, "--json")
+    assert seen["topology"] == f"{gpu}-{link}-tp8"
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

@@ -37,6 +37,17 @@ CORNERS = (
     Entry("sm90", Signature.of("ag_gemm", "fp16"), KernelConfig(128, 224, 64, 2, 2, CO)),
     Entry("sm90", Signature.of("gemm_rs", "fp16"), KernelConfig(64, 160, 64, 2, 2, PP)),
     Entry("sm90", Signature.of("gemm_rs", "fp16"), KernelConfig(256, 128, 64, 1, 1, CO, 4)),
+    # Small tiles, for small problems: the search's and the tests'.
+    Entry("sm90", Signature.of("ag_gemm"), KernelConfig(64, 64, 64, 2, 2, PP)),
+    Entry("sm90", Signature.of("ag_gemm"), KernelConfig(128, 96, 64, 2, 1, PP)),
+    Entry("sm90", Signature.of("ag_gemm"), KernelConfig(128, 160, 64, 2, 2, PP)),
+    Entry("sm90", Signature.of("ag_gemm"), KernelConfig(128, 192, 64, 1, 2, PP)),
+    Entry("sm90", Signature.of("ag_gemm"), KernelConfig(256, 160, 64, 1, 1, CO)),
+    Entry("sm90", Signature.of("gemm_rs"), KernelConfig(64, 64, 64, 2, 2, PP)),
+    Entry("sm90", Signature.of("gemm_rs"), KernelConfig(64, 96, 64, 2, 1, PP)),
+    Entry("sm90", Signature.of("gemm_rs"), KernelConfig(64, 96, 64, 2, 2, PP)),
+    Entry("sm90", Signature.of("gemm_rs"), KernelConfig(64, 160, 64, 2, 1, PP)),
+    Entry("sm90", Signature.of("gemm_rs"), KernelConfig(128, 96, 64, 1, 2, PP)),
     # Ampere's, which any newer GPU compiles from their PTX.
     Entry("sm80", Signature.of("ag_gemm"), KernelConfig(128, 256, 64, 1, 1, M8, 3)),
     Entry("sm80", Signature.of("ag_gemm"), KernelConfig(64, 96, 64, 1, 1, M4, 4)),

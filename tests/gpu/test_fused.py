@@ -18,7 +18,7 @@ from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import CommTimeout, KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
-from fluxgen.runtime.workspace import Sizes  # noqa: E402
+from fluxgen.runtime.workspace import Sizes, sizes  # noqa: E402
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
 
 KERNELS = compiled_kernels()
@@ -416,7 +416,7 @@ def test_huge_rs() -> None:
     """C01, C03: m x n of 3.2e9 elements, strides beyond 2^31."""
     kernel = load_kernel(first_of("gemm_rs_bf16_sm90"))
     problem = Problem(kernel.signature, 49152, 65536, 64, 2)
-    group = LocalGroup.for_problems(SUPPORT(), problem)
+    group = LocalGroup(2, SUPPORT(), sizes(problem, Transport.PEER_STORE))
     left, weights, out = operands(problem)
     torch.cuda.synchronize()
     group.run(kernel, problem, run_config(problem), left, weights, out)

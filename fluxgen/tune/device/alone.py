@@ -51,7 +51,6 @@ class Alone:
         self.group.peers[0] = self.mine.data_ptr()
         self.stream = torch.cuda.current_stream(device)
         self.text = ErrorText()
-        self._kept: list[CallGraphs] = []
         self._left = ct.c_int64(1 << 20)
         # No peer of this rank is ever late with what it reads or has ready.
         self.words(abi.READY_OFFSET, abi.MAX_WORLD).fill_(ALWAYS)
@@ -86,10 +85,9 @@ class Alone:
             drain=run.transport is Transport.COPY_ENGINE_DRAIN,
         )  # fmt: skip
 
-    def graphs(self) -> int:
-        """Room for the one graph that a warm call is."""
-        self._kept.append(self.support.graphs(1, self._left))
-        return self._kept[-1].handle
+    def graphs(self) -> CallGraphs:
+        """Room for the one graph that a warm call is; for as long as the caller keeps it."""
+        return self.support.graphs(1, self._left)
 
     def finish(self, seconds: float) -> None:
         """Wait for all that was queued.

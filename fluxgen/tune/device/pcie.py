@@ -156,13 +156,13 @@ class OverPcie(Alone):
         )  # fmt: skip
         copy = copy_args(self.group, problem, config, run)
         copy.gathered = gathered
-        gemm = kernel.call(args)
+        gemm, graphs = kernel.call(args), self.graphs()
         whole = abi.GatherCall(
             begin=ct.addressof(begin), copy=None if by_sms else ct.addressof(copy),
             gemms=ct.addressof(gemm), count=1, copies=copies.cuda_stream,
-            flags=flags.cuda_stream, event=self._ordered.cuda_event, graphs=self.graphs(),
+            flags=flags.cuda_stream, event=self._ordered.cuda_event, graphs=graphs.handle,
         )  # fmt: skip
-        return self._whole(self.support.gather, whole, (begin, copy, args, gemm))
+        return self._whole(self.support.gather, whole, (begin, copy, args, gemm, graphs))
 
     def _scatter(
         self, kernel: FusedKernel, run: RunConfig, a: torch.Tensor, weight: torch.Tensor,
@@ -170,16 +170,16 @@ class OverPcie(Alone):
     ) -> Queue:  # fmt: skip
         args = self.gemm(kernel.kernel, run, a, weight)
         reduce = self.reduction(kernel.kernel, run, out)
-        gemm = kernel.call(args)
+        gemm, graphs = kernel.call(args), self.graphs()
         drains = run.transport is Transport.COPY_ENGINE_DRAIN
         copy = copy_args(self.group, self.problem, kernel.kernel, run) if drains else None
         awaits, copies, flags = (side.cuda_stream for side in self._sides)
         whole = abi.ScatterCall(
-            gemm=gemm, reduce=ct.addressof(reduce), graphs=self.graphs(),
+            gemm=gemm, reduce=ct.addressof(reduce), graphs=graphs.handle,
             copy=None if copy is None else ct.addressof(copy), awaits=awaits, copies=copies,
             flags=flags, event=self._ordered.cuda_event,
         )  # fmt: skip
-        return self._whole(self.support.scatter, whole, (reduce, args, gemm, copy))
+        return self._whole(self.support.scatter, whole, (reduce, args, gemm, copy, graphs))
 
     def _whole(self, launch: Callable[..., None], whole: ct.Structure, keep: object) -> Queue:
         stream = self.stream.cuda_stream

@@ -90,13 +90,15 @@ class OneRank(Alone):
         return before, queue
 
     def _load(self, queue: Callable[[], None]) -> None:
-        """One call whose peers' flags are up: CUDA loads kernels at their first launch, and waits
-        then for streams that watch for the flags of just that launch."""
+        """Two calls whose peers' flags are up. CUDA loads kernels at the first launch, and at the
+        second the graph is made, for which the driver may allocate memory: both may wait for
+        streams that watch for the flags of just that launch."""
         up = self._up
         self.present(True)
-        self.epoch += 1
-        queue()
-        torch.cuda.synchronize()
+        for _ in range(2):
+            self.epoch += 1
+            queue()
+            torch.cuda.synchronize()
         self.present(up)
 
     def _gather(
@@ -121,11 +123,11 @@ class OneRank(Alone):
         ]
         if by_sms:
             due.append((base + _GATE, due[-1][1] if due else 0.0))
-        stream, gemm = self.stream.cuda_stream, kernel.call(args)
+        stream, gemm, graphs = self.stream.cuda_stream, kernel.call(args), self.graphs()
         whole = abi.GatherCall(
-            begin=ct.addressof(begin), gemms=ct.addressof(gemm), count=1, graphs=self.graphs()
+            begin=ct.addressof(begin), gemms=ct.addressof(gemm), count=1, graphs=graphs.handle
         )  # fmt: skip
-        keep = begin, args, gemm  # their addresses are in the call
+        keep = begin, args, gemm, graphs  # their addresses are in the call
 
         def before() -> None:
             self.epoch += 1
@@ -161,9 +163,9 @@ class OneRank(Alone):
             )
             for t in schedule.departures(problem, self.topology, config, run)
         ]  # fmt: skip
-        stream, gemm = self.stream.cuda_stream, kernel.call(args)
-        whole = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(reduce), graphs=self.graphs())
-        keep = reduce, args, gemm  # their addresses are in the call
+        stream, gemm, graphs = self.stream.cuda_stream, kernel.call(args), self.graphs()
+        whole = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(reduce), graphs=graphs.handle)
+        keep = reduce, args, gemm, graphs  # their addresses are in the call
 
         def before() -> None:
             assert keep

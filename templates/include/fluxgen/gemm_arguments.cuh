@@ -1,5 +1,5 @@
-// What every fused GEMM checks of its arguments on the host, before anything is launched, and the
-// symbols that a compiled one has. The same for every architecture.
+// What every fused GEMM checks of its arguments on the host, before anything is launched. The same
+// for every architecture.
 #ifndef FLUXGEN_GEMM_ARGUMENTS_CUH_
 #define FLUXGEN_GEMM_ARGUMENTS_CUH_
 
@@ -177,25 +177,4 @@ inline bool order_of(fluxgen_gemm_args const& args, GemmFacts const& facts, int 
 }
 
 }  // namespace fluxgen
-
-// The symbols of a compiled kernel.
-#define FLUXGEN_EXPORT_GEMM(Config)                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_kernel_describe(            \
-      fluxgen_kernel_info* info) {                                                          \
-    return fluxgen::describe<Config>(info);                                                 \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_check(                 \
-      fluxgen_gemm_args const* args, char* message, int64_t size) {                         \
-    return fluxgen::check<Config>(*args, message, size);                                    \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_launch(                \
-      fluxgen_gemm_args const* args, void* stream, char* message, int64_t size) {           \
-    return fluxgen::launch<Config>(*args, static_cast<cudaStream_t>(stream), message, size); \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_update(                \
-      fluxgen_gemm_args const* args, void* graph, void* node, char* message, int64_t size) { \
-    return fluxgen::update<Config>(*args, static_cast<cudaGraphExec_t>(graph),              \
-                                   static_cast<cudaGraphNode_t>(node), message, size);      \
-  }
-
 #endif  // FLUXGEN_GEMM_ARGUMENTS_CUH_

@@ -8,7 +8,7 @@
 #ifndef FLUXGEN_SM80_GEMM_CUH_
 #define FLUXGEN_SM80_GEMM_CUH_
 
-#include "fluxgen/gemm_arguments.cuh"
+#include "fluxgen/gemm_launch.cuh"
 #include "fluxgen/sm80_collectives.cuh"
 
 namespace fluxgen {
@@ -213,40 +213,15 @@ __global__ void __launch_bounds__(Sm80Gemm<Config>::kThreads, 1)
   Sm80Gemm<Config>::run(params, shared);
 }
 
-// Once per device and process: opt in to the shared memory; SMs, and blocks resident on one.
-struct Sm80Device {
-  int sms = 0;
-  int per_sm = 0;
-  cudaError_t error = cudaSuccess;
-};
-
+// What its launches depend on: the blocks that are resident on one SM.
 template <class Config>
-Sm80Device const& sm80_device(int device) {
-  constexpr int kMaxDevices = 64;
-  static Sm80Device known[kMaxDevices];
-  Sm80Device& mine = known[device % kMaxDevices];
-  if (mine.sms == 0) {
-    Sm80Device found;
-    found.error = cudaFuncSetAttribute(sm80_kernel<Config>,
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       Sm80Gemm<Config>::kSharedBytes);
-    if (found.error == cudaSuccess) {
-      found.error = cudaDeviceGetAttribute(&found.sms, cudaDevAttrMultiProcessorCount, device);
-    }
-    if (found.error == cudaSuccess) {
-      found.error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-          &found.per_sm, sm80_kernel<Config>, Sm80Gemm<Config>::kThreads,
-          Sm80Gemm<Config>::kSharedBytes);
-    }
-    if (found.error == cudaSuccess && found.per_sm < 1) {
-      found.error = cudaErrorInvalidConfiguration;
-    }
-    if (found.error != cudaSuccess) {
-      found.sms = 0;
-    }
-    mine = found;
-  }
-  return mine;
+DeviceFacts const& sm80_device(int device) {
+  using Gemm = Sm80Gemm<Config>;
+  return device_facts<&sm80_kernel<Config>, Gemm::kSharedBytes>(device, [](DeviceFacts& found) {
+    cudaError_t const error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &found.resident, sm80_kernel<Config>, Gemm::kThreads, Gemm::kSharedBytes);
+    return error == cudaSuccess && found.resident < 1 ? cudaErrorInvalidConfiguration : error;
+  });
 }
 
 template <class Config>
@@ -261,13 +236,14 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
   return FLUXGEN_OK;
 }
 
-struct Sm80Launch {
-  Sm80Params params;
-  dim3 grid;
+template <class Config>
+struct GemmParameter {
+  using Type = Sm80Params;
 };
 
 template <class Config>
-int prepare(fluxgen_gemm_args const& args, Sm80Launch* prepared, char* message, int64_t size) {
+int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
+            typename GemmParameter<Config>::Type* parameter, char* message, int64_t size) {
   if (int const status = check<Config>(args, message, size)) {
     return status;
   }
@@ -275,18 +251,12 @@ int prepare(fluxgen_gemm_args const& args, Sm80Launch* prepared, char* message, 
   if (cudaError_t const error = cudaGetDevice(&device)) {
     return cuda_fail(message, size, "cudaGetDevice", error);
   }
-  Sm80Device const& facts = sm80_device<Config>(device);
-  if (facts.error == cudaErrorNoKernelImageForDevice ||
-      facts.error == cudaErrorInvalidDeviceFunction) {
-    cudaGetLastError();
-    return fail(message, size, FLUXGEN_WRONG_DEVICE,
-                "device %lld cannot run this library's code: expected an Ampere GPU or newer", device);
+  DeviceFacts const& facts = sm80_device<Config>(device);
+  if (int const status = device_status(
+          facts, device, "this library's code: expected an Ampere GPU or newer", message, size)) {
+    return status;
   }
-  if (facts.error != cudaSuccess) {
-    cudaGetLastError();
-    return cuda_fail(message, size, "preparing the kernel", facts.error);
-  }
-  Sm80Params& p = prepared->params;
+  Sm80Params& p = *parameter;
   if (!order_of(args, facts_of<Config>(), Config::kTileN, 1, &p.order)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "groups: expected positive counts that sum to world=%lld", args.group.world);
@@ -301,40 +271,11 @@ int prepare(fluxgen_gemm_args const& args, Sm80Launch* prepared, char* message, 
   p.chunk_tiles = int32_t(args.chunk_size ? args.chunk_size / Config::kTileM : p.tiles_m);
   p.cut = args.cut > 0 ? args.cut : args.group.world;
   int const sms = args.sms > 0 && args.sms < facts.sms ? args.sms : facts.sms;
-  int64_t const blocks = int64_t(sms) * facts.per_sm;
-  prepared->grid = dim3(unsigned(blocks < int64_t(p.order.total) ? blocks : p.order.total));
+  int64_t const blocks = int64_t(sms) * facts.resident;
+  *launch = {reinterpret_cast<void const*>(&sm80_kernel<Config>),
+             dim3(unsigned(blocks < int64_t(p.order.total) ? blocks : p.order.total)),
+             dim3(Sm80Gemm<Config>::kThreads), Sm80Gemm<Config>::kSharedBytes, 0, 0, false};
   return FLUXGEN_OK;
-}
-
-template <class Config>
-int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, int64_t size) {
-  Sm80Launch prepared;
-  if (int const status = prepare<Config>(args, &prepared, message, size)) {
-    return status;
-  }
-  sm80_kernel<Config><<<prepared.grid, Sm80Gemm<Config>::kThreads, Sm80Gemm<Config>::kSharedBytes,
-                        stream>>>(prepared.params);
-  cudaError_t const error = cudaGetLastError();
-  return error == cudaSuccess ? FLUXGEN_OK : cuda_fail(message, size, "launch", error);
-}
-
-// The same for a node of a graph that was captured from a launch of this kernel.
-template <class Config>
-int update(fluxgen_gemm_args const& args, cudaGraphExec_t graph, cudaGraphNode_t node,
-           char* message, int64_t size) {
-  Sm80Launch prepared;
-  if (int const status = prepare<Config>(args, &prepared, message, size)) {
-    return status;
-  }
-  void* parameters[] = {&prepared.params};
-  cudaKernelNodeParams node_params{};
-  node_params.func = reinterpret_cast<void*>(&sm80_kernel<Config>);
-  node_params.gridDim = prepared.grid;
-  node_params.blockDim = dim3(Sm80Gemm<Config>::kThreads);
-  node_params.sharedMemBytes = Sm80Gemm<Config>::kSharedBytes;
-  node_params.kernelParams = parameters;
-  cudaError_t const error = cudaGraphExecKernelNodeSetParams(graph, node, &node_params);
-  return error == cudaSuccess ? FLUXGEN_OK : cuda_fail(message, size, "update of a graph", error);
 }
 
 template <class Config>

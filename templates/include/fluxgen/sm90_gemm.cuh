@@ -1,7 +1,7 @@
 // A fused Hopper GEMM: CUTLASS's warp-specialised kernel with fluxgen's three pieces around it
 // (wait prologue or signal epilogue, rank-batched scheduler), and its launch behind the C ABI.
 //
-//   Config  ->  Sm90Gemm<Config>::Kernel  ->  launch(args, stream) or update(args, graph, node)
+//   Config  ->  Sm90Gemm<Config>::Kernel  ->  prepare<Config>(args, launch, parameter)
 #ifndef FLUXGEN_SM90_GEMM_CUH_
 #define FLUXGEN_SM90_GEMM_CUH_
 
@@ -14,7 +14,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/device_kernel.h"
 
-#include "fluxgen/gemm_arguments.cuh"
+#include "fluxgen/gemm_launch.cuh"
 #include "fluxgen/sm90_scheduler.cuh"
 #include "fluxgen/sm90_signal_epilogue.cuh"
 #include "fluxgen/sm90_wait_mainloop.cuh"
@@ -71,7 +71,7 @@ struct Sm90Gemm {
 
 // The most a persistent kernel may launch on this device: clusters that are resident together.
 template <class Kernel>
-int resident_clusters(int sms, int cluster_m, int cluster_n, int* clusters) {
+cudaError_t resident_clusters(int sms, int cluster_m, int cluster_n, int* clusters) {
   int const cluster = cluster_m * cluster_n;
   if (cluster == 1) {
     *clusters = sms;
@@ -93,36 +93,15 @@ int resident_clusters(int sms, int cluster_m, int cluster_n, int* clusters) {
   return error;
 }
 
-struct DeviceFacts {
-  int sms = 0;
-  int clusters = 0;
-  cudaError_t error = cudaSuccess;
-};
-
-// Once per device and process: opt in to the shared memory, count SMs and resident clusters.
-template <class Kernel, int kClusterM, int kClusterN>
-DeviceFacts const& device_facts(int device) {
-  constexpr int kMaxDevices = 64;
-  static DeviceFacts facts[kMaxDevices];
-  DeviceFacts& mine = facts[device % kMaxDevices];
-  if (mine.sms == 0) {
-    DeviceFacts found;
-    found.error = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       Kernel::SharedStorageSize);
-    if (found.error == cudaSuccess) {
-      found.error = cudaDeviceGetAttribute(&found.sms, cudaDevAttrMultiProcessorCount, device);
-    }
-    if (found.error == cudaSuccess) {
-      found.error = cudaError_t(
-          resident_clusters<Kernel>(found.sms, kClusterM, kClusterN, &found.clusters));
-    }
-    if (found.error != cudaSuccess) {
-      found.sms = 0;
-    }
-    mine = found;
-  }
-  return mine;
+// What its launches depend on: the clusters that are resident together.
+template <class Config>
+DeviceFacts const& sm90_device(int device) {
+  using Kernel = typename Sm90Gemm<Config>::Kernel;
+  return device_facts<&cutlass::device_kernel<Kernel>, Kernel::SharedStorageSize>(
+      device, [](DeviceFacts& found) {
+        return resident_clusters<Kernel>(found.sms, Config::kClusterM, Config::kClusterN,
+                                         &found.resident);
+      });
 }
 
 // Everything the TMA path cannot take is refused here, before anything is launched.
@@ -144,15 +123,14 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
   return FLUXGEN_OK;
 }
 
-// What a kernel is launched with; `params` is the kernel's one parameter.
 template <class Config>
-struct Launch {
-  typename Sm90Gemm<Config>::Kernel::Params params;
-  dim3 grid;
+struct GemmParameter {
+  using Type = typename Sm90Gemm<Config>::Kernel::Params;
 };
 
 template <class Config>
-int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* message, int64_t size) {
+int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
+            typename GemmParameter<Config>::Type* parameter, char* message, int64_t size) {
   using Gemm = Sm90Gemm<Config>;
   using Kernel = typename Gemm::Kernel;
   using Element = typename Gemm::Element;
@@ -163,17 +141,10 @@ int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* messa
   if (cudaError_t const error = cudaGetDevice(&device)) {
     return cuda_fail(message, size, "cudaGetDevice", error);
   }
-  DeviceFacts const& facts =
-      device_facts<Kernel, Config::kClusterM, Config::kClusterN>(device);
-  if (facts.error == cudaErrorNoKernelImageForDevice ||
-      facts.error == cudaErrorInvalidDeviceFunction) {
-    cudaGetLastError();
-    return fail(message, size, FLUXGEN_WRONG_DEVICE,
-                "device %lld cannot run sm_90a code: expected a Hopper GPU", device);
-  }
-  if (facts.error != cudaSuccess) {
-    cudaGetLastError();
-    return cuda_fail(message, size, "preparing the kernel", facts.error);
+  DeviceFacts const& facts = sm90_device<Config>(device);
+  if (int const status = device_status(facts, device, "sm_90a code: expected a Hopper GPU", message,
+                                       size)) {
+    return status;
   }
 
   int const span = args.span > 1 ? args.span : 1;
@@ -185,7 +156,7 @@ int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* messa
   }
   constexpr int kCluster = Config::kClusterM * Config::kClusterN;
   int const sms = args.sms > 0 && args.sms < facts.sms ? args.sms : facts.sms;
-  int64_t clusters = facts.clusters < sms / kCluster ? facts.clusters : sms / kCluster;
+  int64_t clusters = facts.resident < sms / kCluster ? facts.resident : sms / kCluster;
   if (clusters < 1) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "sms=%lld: expected at least the %lld blocks of one cluster", args.sms, kCluster);
@@ -239,56 +210,12 @@ int prepare(fluxgen_gemm_args const& args, Launch<Config>* prepared, char* messa
   arguments.scheduler.order = order;
   arguments.scheduler.clusters = int(clusters);
 
-  prepared->params = Kernel::to_underlying_arguments(arguments, nullptr);
-  prepared->grid = Kernel::get_grid_shape(prepared->params);
+  *parameter = Kernel::to_underlying_arguments(arguments, nullptr);
+  // An ag_gemm may start early: it waits for flags, never for the kernel that begins its call.
+  *launch = {reinterpret_cast<void const*>(&cutlass::device_kernel<Kernel>),
+             Kernel::get_grid_shape(*parameter), Kernel::get_block_shape(),
+             Kernel::SharedStorageSize, Config::kClusterM, Config::kClusterN, Gemm::kAllGather};
   return FLUXGEN_OK;
-}
-
-template <class Config>
-int launch(fluxgen_gemm_args const& args, cudaStream_t stream, char* message, int64_t size) {
-  using Kernel = typename Sm90Gemm<Config>::Kernel;
-  Launch<Config> prepared;
-  if (int const status = prepare<Config>(args, &prepared, message, size)) {
-    return status;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = prepared.grid;
-  config.blockDim = Kernel::get_block_shape();
-  config.dynamicSmemBytes = Kernel::SharedStorageSize;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {unsigned(Config::kClusterM), unsigned(Config::kClusterN), 1u};
-  // An ag_gemm may start while the kernel that begins its call still runs, once that one's blocks
-  // are resident: it waits for flags, never for that kernel.
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = Sm90Gemm<Config>::kAllGather ? 2 : 1;
-  cudaError_t const error =
-      cudaLaunchKernelEx(&config, cutlass::device_kernel<Kernel>, prepared.params);
-  return error == cudaSuccess ? FLUXGEN_OK : cuda_fail(message, size, "launch", error);
-}
-
-// The same for a node of a graph that was captured from a launch of this kernel: from its next
-// launch on, the graph uses `args`. The cluster's shape stays the node's.
-template <class Config>
-int update(fluxgen_gemm_args const& args, cudaGraphExec_t graph, cudaGraphNode_t node,
-           char* message, int64_t size) {
-  using Kernel = typename Sm90Gemm<Config>::Kernel;
-  Launch<Config> prepared;
-  if (int const status = prepare<Config>(args, &prepared, message, size)) {
-    return status;
-  }
-  void* parameters[] = {&prepared.params};
-  cudaKernelNodeParams node_params{};
-  node_params.func = reinterpret_cast<void*>(&cutlass::device_kernel<Kernel>);
-  node_params.gridDim = prepared.grid;
-  node_params.blockDim = Kernel::get_block_shape();
-  node_params.sharedMemBytes = Kernel::SharedStorageSize;
-  node_params.kernelParams = parameters;
-  cudaError_t const error = cudaGraphExecKernelNodeSetParams(graph, node, &node_params);
-  return error == cudaSuccess ? FLUXGEN_OK : cuda_fail(message, size, "update of a graph", error);
 }
 
 template <class Config>

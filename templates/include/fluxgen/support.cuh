@@ -220,6 +220,11 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStrea
 
 inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CopyStreams const& streams,
                  CallGraph* into, char* message, int64_t size) {
+  // Before the GEMM raises a flag: a call that ends without its reduction leaves the epoch as it is.
+  SupportLaunch unused;
+  if (int const status = prepare(*call.reduce, &unused, message, size)) {
+    return status;
+  }
   int chunks = 0;
   if (call.copy != nullptr) {
     if (int const status = check_copies(*call.copy, &chunks, message, size)) {

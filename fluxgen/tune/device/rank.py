@@ -151,7 +151,6 @@ class OneRank(Alone):
         problem, config = self.problem, kernel.kernel
         args = self.gemm(config, run, a, weight)
         reduce = self.reduction(config, run, out)
-        tail = schedule.wave_us(problem, self.topology, config, run)
         base = self.mine.data_ptr()
         # Who visits this rank when it visits its v-th peer: every rank begins with its own next.
         pairs = [
@@ -159,7 +158,7 @@ class OneRank(Alone):
                 watched=self.group.peers[t.visit] + abi.ARRIVED_OFFSET + 4 * t.chunk,
                 answered=base + abi.ARRIVED_OFFSET
                 + 4 * ((problem.tp - t.visit) * abi.MAX_CHUNKS + t.chunk),
-                owner=t.visit, busy_us=t.us, tail_us=min(tail, t.us),
+                owner=t.visit, busy_us=t.busy_us, tail_us=t.tail_us,
             )
             for t in schedule.departures(problem, self.topology, config, run)
         ]  # fmt: skip

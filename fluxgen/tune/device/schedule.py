@@ -1,7 +1,7 @@
 """When the flags of an imitated link are due: pure functions, no GPU.
 
 Copies come one after the other, in the order of the copy-engine transport; each takes its bytes at
-the link's rate and ``COPY_US`` for itself. Stores of a gemm_rs are a queue of chunks.
+the link's rate and ``COPY_US`` for itself. Stores of a gemm_rs leave in the order of its walk.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Problem
+from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.predict.link import copy_arrivals, copy_order, store_rate, transfer_us
 from fluxgen.runtime.workspace import chunk_size
@@ -54,24 +54,76 @@ def arrivals(
     return [ChunkTime(*arrival) for arrival in copy_arrivals(slab, run, at_once, shares)]
 
 
+@dataclass(frozen=True)
+class Departure:
+    """One chunk that a gemm_rs sends, in the order in which they are whole.
+
+    Attributes:
+        visit: as in :class:`ChunkTime`. busy_us: the link's time for what has left since the chunk
+            before was whole. tail_us: for what may still be on its way when this one is.
+    """
+
+    visit: int
+    chunk: int
+    busy_us: float
+    tail_us: float
+
+
 def departures(
     problem: Problem, topology: Topology, kernel: KernelConfig, run: RunConfig
-) -> list[ChunkTime]:
-    """gemm_rs: the link's time for each chunk that this rank sends."""
-    slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
+) -> list[Departure]:
+    """gemm_rs: how the link sends what the GEMM stores, tile by tile in the order of its walk.
+
+    Stores leave as they are made, whoever owns them: of slabs that end together most has left when
+    the first of them is whole. When a chunk is, its last wave of tiles is still to be sent.
+    """
     rate = store_rate(topology, run.transport)
-    return [
-        ChunkTime(visit, chunk, transfer_us(slab * share, topology, rate))
-        for visit in range(1, problem.tp)
-        for chunk, share in enumerate(chunk_sizes(problem, kernel, run))
-    ]
+    size = (run.sms or topology.gpu.sm_count) * kernel.tile_m * kernel.tile_n
+    wave_us = transfer_us(size * problem.signature.out_dtype.bytes, topology, rate)
+    out, before_us = [], 0.0
+    for visit, chunk, sent in _ends(problem, kernel, run):
+        sent_us = transfer_us(sent, topology, rate)
+        out.append(Departure(visit, chunk, sent_us - before_us, min(wave_us, sent_us)))
+        before_us = sent_us
+    return out
 
 
-def wave_us(problem: Problem, topology: Topology, kernel: KernelConfig, run: RunConfig) -> float:
-    """gemm_rs: the link's time for one wave of tiles, all of which end at once."""
-    tile = kernel.tile_m * kernel.tile_n * problem.signature.out_dtype.bytes
-    size = (run.sms or topology.gpu.sm_count) * tile
-    return transfer_us(size, topology, store_rate(topology, run.transport))
+def _ends(problem: Problem, kernel: KernelConfig, run: RunConfig) -> list[tuple[int, int, float]]:
+    """(visit, chunk, remote bytes that the walk has computed by then) of each remote chunk, as the
+    last row of clusters that touches it ends. The walk is that of ``tile_order.cuh``."""
+    tp, span, rows = problem.tp, run.span, problem.m_local
+    size = chunk_size(problem, kernel, run) or rows
+    item = problem.signature.out_dtype.bytes
+    tiles = ceil_div(rows * span, kernel.tile_m)  # of ``span`` slabs
+    columns = kernel.tile_n * kernel.cluster_n
+    width = run.panel * columns if run.panel else problem.n
+    ended: dict[tuple[int, int], float] = {}
+    sent, first = 0.0, 0
+    for ranks in run.groups or (tp,):
+        slabs = range(first // span, (first + ranks) // span)
+        first += ranks
+        walk = [(slab, tile) for slab in slabs for tile in range(tiles)]
+        for begin in range(0, problem.n, width):
+            row_bytes = item * min(width, problem.n - begin)
+            for at in range(0, len(walk), kernel.cluster_m):
+                touched = []
+                for slab, tile in walk[at : at + kernel.cluster_m]:
+                    top = tile * kernel.tile_m
+                    bottom = min(top + kernel.tile_m, rows * span)
+                    for place in range(top // rows, (bottom - 1) // rows + 1):
+                        visit = _owner(slab, place, span, tp)
+                        if visit:
+                            low, high = max(top, place * rows), min(bottom, (place + 1) * rows)
+                            sent += row_bytes * (high - low)
+                            chunk = (low - place * rows) // size if span == 1 else 0
+                            touched.append((visit, chunk))
+                ended.update(dict.fromkeys(touched, sent))
+    return sorted(((*chunk, at) for chunk, at in ended.items()), key=lambda e: (e[2], e[:2]))
+
+
+def _owner(slab: int, place: int, span: int, tp: int) -> int:
+    """Rank 0's owner at ``place`` in the ``slab``-th visited slab of ``span`` ranks; 0: its own."""
+    return (slab * span + span + place) % tp
 
 
 def unfused_us(problem: Problem, topology: Topology) -> float:

@@ -16,7 +16,7 @@ from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.predict.constants import COPY_US
-from fluxgen.predict.link import copy_arrivals
+from fluxgen.predict.link import copy_arrivals, store_rate, transfer_us
 from fluxgen.tune import CompiledKernels, compiled, tune
 from fluxgen.tune.candidates import Candidates
 from fluxgen.tune.device import schedule
@@ -52,14 +52,54 @@ def test_uneven_chunks_and_the_sm_copy():
     assert at_once[0].us + TOPOLOGY.latency_us == pytest.approx(schedule.unfused_us(AG, TOPOLOGY))
 
 
-def test_departures_take_the_links_time():
-    run = RunConfig((8,), 0, ChunkAxis.M, 4, transport=Transport.PEER_STORE)
+def link_ends(times, done):
+    """When the link has sent each chunk, all of which are whole at ``done(visit, chunk)``."""
+    sent, ends = 0.0, {}
+    for t in times:
+        sent = max(done(t.visit, t.chunk) + t.tail_us, sent + t.busy_us)
+        ends[t.visit, t.chunk] = sent
+    return ends
+
+
+@pytest.mark.parametrize("groups", [(8,), (7, 1), (1,) * 8, (4, 2, 1, 1), (2, 2, 2, 2)])
+@pytest.mark.parametrize("panel", [0, 1, 4])
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_every_stored_byte_leaves_once(groups, panel, chunks):
+    run = RunConfig(groups, panel, ChunkAxis.M, chunks, transport=Transport.PEER_STORE)
     times = schedule.departures(RS, TOPOLOGY, KERNEL, run)
-    assert len(times) == 7 * 4
-    assert {t.visit for t in times} == set(range(1, 8))
-    stores = sum(t.us for t in times)
+    assert sorted((t.visit, t.chunk) for t in times) == [
+        (visit, chunk) for visit in range(1, 8) for chunk in range(chunks)
+    ]
+    stores = transfer_us(RS.comm_bytes, TOPOLOGY, store_rate(TOPOLOGY, run.transport))
+    assert sum(t.busy_us for t in times) == pytest.approx(stores)
     assert stores > schedule.unfused_us(RS, TOPOLOGY) - TOPOLOGY.latency_us, "stores are slower"
-    assert 0 < schedule.wave_us(RS, TOPOLOGY, KERNEL, run) < stores
+    assert all(t.busy_us >= 0 and 0 < t.tail_us < stores for t in times)
+
+
+def test_slabs_that_end_together_have_mostly_left():
+    """In one group with narrow panels all are whole at the end, but their tiles left before."""
+    ends = {}
+    for name, groups, panel in [("together", (8,), 1), ("one by one", (1,) * 8, 0)]:
+        run = RunConfig(groups, panel, transport=Transport.PEER_STORE)
+        times = schedule.departures(RS, TOPOLOGY, KERNEL, run)
+        at = 1000.0 if name == "together" else 0.0
+        ends[name] = link_ends(times, lambda visit, chunk, at=at: max(at, 125.0 * visit))
+        assert [t.visit for t in times] == list(range(1, 8))
+    last = max(t.tail_us for t in times)
+    assert max(ends["together"].values()) <= 1000 + 2 * last, "the link is not the bound"
+    assert max(ends["one by one"].values()) <= 875 + last
+
+
+def test_a_spanned_tile_leaves_to_all_its_owners():
+    short = Problem(RS.signature, 512, 12288, 6144, 8)  # slabs of 64 rows
+    for groups in ((8,), (4, 4), (2, 4, 2)):
+        run = RunConfig(groups, 2, transport=Transport.PEER_STORE, span=2)
+        times = schedule.departures(short, TOPOLOGY, KERNEL, run)
+        assert sorted(t.visit for t in times) == list(range(1, 8))
+        after = times[[t.visit for t in times].index(1) + 1 :]
+        assert all(t.busy_us == 0 for t in after), "owner 1 shares a tile with the own slab"
+        stores = transfer_us(short.comm_bytes, TOPOLOGY, store_rate(TOPOLOGY, run.transport))
+        assert sum(t.busy_us for t in times) == pytest.approx(stores)
     alone = Topology.of("h200", "nvlink", 1)
     assert schedule.unfused_us(Problem(RS.signature, 64, 64, 64, 1), alone) == 0
 

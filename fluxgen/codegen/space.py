@@ -195,8 +195,11 @@ def why_illegal(
     if problem.op is Op.AG_GEMM and run.transport not in AG_TRANSPORTS:
         valid = " or ".join(transport.value for transport in AG_TRANSPORTS)
         return f"transport {run.transport.value} does not carry ag_gemm; use {valid}"
-    if run.transport is Transport.COPY_ENGINE_PUSH and problem.signature.return_gathered:
-        return "transport copy_engine_push: the gathered A is the workspace's; use copy_engine_pull"
+    if run.transport.pushes and problem.signature.return_gathered:
+        name = run.transport.value
+        return f"transport {name}: the gathered A is the workspace's; use copy_engine_pull"
+    if run.transport is Transport.COPY_ENGINE_RING and world % 2:
+        return f"transport copy_engine_ring: {world} ranks do not halve over sockets; use a pull"
     if run.transport is Transport.SM_COPY and run.chunks > 1:
         return "chunks: the SM copy fills whole slabs before the GEMM starts; use 1"
     if problem.op is Op.GEMM_RS and run.transport not in RS_TRANSPORTS:
@@ -208,7 +211,10 @@ def why_illegal(
     return None
 
 
-AG_TRANSPORTS = (Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL, Transport.SM_COPY)
+AG_TRANSPORTS = (
+    Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_RING,
+    Transport.SM_COPY,
+)  # fmt: skip
 """What carries ag_gemm."""
 
 RS_TRANSPORTS = (Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN)

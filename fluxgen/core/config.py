@@ -28,6 +28,9 @@ class Transport(str, enum.Enum):
     COPY_ENGINE_PUSH = "copy_engine_push"
     """ag_gemm: a copy engine pushes this rank's slab to each peer: x is read where it lies, nothing
     is staged. The gathered x is then the workspace's and cannot be returned."""
+    COPY_ENGINE_RING = "copy_engine_ring"
+    """ag_gemm: each rank forwards to the one before it: its slab, then those that come to it. Over
+    PCIe each slab so crosses the link between two sockets once."""
     SM_COPY = "sm_copy"
     """ag_gemm of few tokens: one kernel pulls all slabs before the GEMM starts."""
     PEER_STORE = "peer_store"
@@ -39,8 +42,14 @@ class Transport(str, enum.Enum):
     def copies(self) -> bool:
         """Whether copy engines move the slabs, beside the GEMM."""
         return self in (
-            Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_DRAIN,
+            Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_RING,
+            Transport.COPY_ENGINE_DRAIN,
         )  # fmt: skip
+
+    @property
+    def pushes(self) -> bool:
+        """Whether slabs of an ag_gemm come into the matrix of each rank's workspace."""
+        return self in (Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_RING)
 
 
 class ChunkAxis(str, enum.Enum):

@@ -39,7 +39,7 @@ OP_NAMES = {0: "ag_gemm", 1: "gemm_rs", 2: "gemm_rs (reduction)", 3: "transport"
 DTYPES = {"bf16": 0, "fp16": 1}
 B_LAYOUTS = {"nk": 0, "kn": 1}
 CHUNK_AXES = {"m": 0, "k": 1}
-PULL, PUSH, DRAIN = 0, 1, 2
+PULL, PUSH, DRAIN, RING = 0, 1, 2, 3
 """``enum fluxgen_copies``."""
 
 

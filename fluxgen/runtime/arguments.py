@@ -18,6 +18,7 @@ _KINDS = {
     Transport.COPY_ENGINE_PULL: abi.PULL,
     Transport.COPY_ENGINE_PUSH: abi.PUSH,
     Transport.COPY_ENGINE_DRAIN: abi.DRAIN,
+    Transport.COPY_ENGINE_RING: abi.RING,
 }
 
 __all__ = ["PATIENCE", "copy_args", "gemm_args", "row_stride"]

@@ -333,7 +333,7 @@ def _winner(
 ) -> tuple[Cause, str, Winner | None]:
     plain = Signature.of(call.op, dtype)
     arch = topology.gpu.arch
-    if call.return_gathered and run.transport is Transport.COPY_ENGINE_PUSH:
+    if call.return_gathered and run.transport.pushes:
         # A near record's: peers push into the workspace, of which nothing is given away.
         run = replace(run, transport=Transport.COPY_ENGINE_PULL)
     problems, artefacts = [], []

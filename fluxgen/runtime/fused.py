@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fluxgen.core.config import Transport
 from fluxgen.core.errors import CommTimeout
 from fluxgen.core.problem import Op
 from fluxgen.runtime import kernels
@@ -193,5 +192,5 @@ def _needs(winner: Winner) -> tuple[Sizes, int]:
     """Sizes of the workspace and bytes of scratch that a call needs; the least that there is."""
     first, transport = winner.problems[0], winner.run.transport
     least = Sizes(stage=aligned(1), half=aligned(1))
-    scratched = first.op is Op.AG_GEMM and transport is not Transport.COPY_ENGINE_PUSH
+    scratched = first.op is Op.AG_GEMM and not transport.pushes
     return least | sizes(first, transport), first.m * first.k * ITEM if scratched else 0

@@ -106,7 +106,7 @@ class LocalGroup:
         """
         dtype = getattr(torch, problem.signature.dtype.torch_name)
         row_bytes = problem.k * dtype.itemsize
-        copies, pushes = run.transport.copies, run.transport is Transport.COPY_ENGINE_PUSH
+        copies, pushes = run.transport.copies, run.transport.pushes
         gathered = []
         # All ranks begin before any waits: whatever the host has to load or allocate for a launch
         # may have to wait for the GPU, and so for a kernel that waits for a rank not yet begun.

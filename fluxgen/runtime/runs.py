@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from fluxgen.codegen.space import panel_limit
-from fluxgen.core.config import Transport
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi, dispatch, kernels
 from fluxgen.runtime.arguments import copy_args, gemm_args, row_stride
@@ -134,7 +133,7 @@ class GatherRun(_Run):
     def _build(self, group: abi.Group) -> None:
         winner, first, fused = self.winner, self.first, self.fused
         by_copies = winner.run.transport.copies
-        pushes = winner.run.transport is Transport.COPY_ENGINE_PUSH
+        pushes = winner.run.transport.pushes
         self._begin = abi.BeginArgs(
             group=group, rows=first.m_local, row_bytes=first.k * ITEM,
             pull=not by_copies, push=pushes,

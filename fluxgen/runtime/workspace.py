@@ -69,7 +69,7 @@ def sizes(problem: Problem, *transports: Transport) -> Sizes:
         )
     else:
         slab = problem.m_local * problem.k * problem.signature.dtype.bytes
-        pushes = [t is Transport.COPY_ENGINE_PUSH for t in transports]
+        pushes = [t.pushes for t in transports]
         needed = Sizes(
             stage=0 if all(pushes) else aligned(slab),
             gathered=aligned(problem.tp * slab) if any(pushes) else 0,

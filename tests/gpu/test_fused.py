@@ -25,6 +25,7 @@ KERNELS = compiled_kernels()
 SUPPORT = load_support
 PUSH, PULL = Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL
 DRAIN, SM_COPY = Transport.COPY_ENGINE_DRAIN, Transport.SM_COPY
+RING = Transport.COPY_ENGINE_RING
 
 
 def integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -131,6 +132,7 @@ def test_exact_for_every_world(name: str, world: int) -> None:
         if problem.op is Op.AG_GEMM:
             check(group, kernel, problem, replace(run, transport=PULL))
             check(group, kernel, problem, run_config(problem, groups, by=SM_COPY))
+            check(group, kernel, problem, replace(run, transport=RING))
         else:
             check(group, kernel, problem, replace(run, transport=DRAIN))
         if problem.op is Op.AG_GEMM and world > 1:
@@ -286,7 +288,7 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
             group.run(
                 kernel,
                 problem,
-                run_config(problem, by=(PUSH, PULL, SM_COPY, DRAIN)[4 * repeat // rounds]),
+                run_config(problem, by=(PUSH, PULL, RING, DRAIN)[4 * repeat // rounds]),
                 left,
                 weights,
                 out,
@@ -313,7 +315,7 @@ def test_thousand_calls() -> None:
         data = [operands(problems[i % 2]) for i in range(10)]
         torch.cuda.synchronize()
         for i, (left, weights, out) in enumerate(data):
-            run = run_config(problems[i % 2], by=(SM_COPY, PUSH, PULL, DRAIN, DRAIN)[i % 5])
+            run = run_config(problems[i % 2], by=(SM_COPY, PUSH, RING, DRAIN, DRAIN)[i % 5])
             group.run(pair[i % 2], problems[i % 2], run, left, weights, out)
         group.synchronize()
         for i, (left, weights, out) in enumerate(data):

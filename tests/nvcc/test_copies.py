@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as ct
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -126,6 +127,37 @@ def test_every_byte_goes_to_its_place_once_in_the_models_order(library, run, row
         assert by_row == dict.fromkeys(range(rows), width)
 
 
+@pytest.mark.parametrize(
+    "run",
+    [replace(r, transport=Transport.COPY_ENGINE_RING) for r in RUNS[::2]],
+    ids=lambda r: f"{r.groups}-{r.chunk_axis}{r.chunks}",
+)
+@pytest.mark.parametrize(("rows", "k", "padding"), [(256, 1024, 0), (129, 1000, 64)])
+def test_slabs_are_forwarded_as_the_rank_before_walks_them(library, run, rows, k, padding):
+    """Own slab out of x, the others out of the matrix that they came into, to the same place."""
+    world, rank = 4, 1
+    problem = Problem(Signature.of("ag_gemm"), rows * world, 64, k, world)
+    parts, stride, found = copies(library, problem, run, rank, padding)
+    slab, width = rows * k * 2, k * 2
+    made = len({chunk for _, chunk, *_ in found})
+    order = copy_order(run, made, world)
+    assert [(source, chunk) for source, chunk, *_ in found] == [
+        ((rank - 1 + visit) % world, chunk) for visit, chunk, _ in order
+    ]
+    moved = dict.fromkeys(((rank + i) % world for i in range(world - 1)), 0)
+    for i, (source, _, _, awaited, to, at, piece, pieces, to_pitch, pitch) in enumerate(found):
+        own = source == rank
+        assert awaited == (1 << source if i == 0 or not own else 0)
+        to_slab = BASE * rank + parts.gathered_offset + source * slab  # of rank 0, the one before
+        from_slab = X if own else BASE * (rank + 1) + parts.gathered_offset + source * slab
+        row, column = divmod(to - to_slab, width)
+        assert at - from_slab == row * (stride if own else width) + column
+        if pieces > 1:
+            assert (to_pitch, pitch) == (width, stride if own else width)
+        moved[source] += piece * pieces
+    assert set(moved.values()) == {slab}
+
+
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize("rows", [128, 300, 513])
 def test_a_gemm_rs_is_drained_chunk_by_chunk(library, rows, chunks):
@@ -159,7 +191,7 @@ def test_what_cannot_be_drained_is_refused(library):
     out = (ct.c_int64 * (FIELDS * abi.MAX_WORLD * abi.MAX_CHUNKS))()
     args = copy_args(group, problem, KERNEL, run)
     assert library.copies_of(ct.byref(args), out) == 3
-    for field, value in [("kind", 3), ("chunk_axis", 1), ("rows", 129), ("row_bytes", 250)]:
+    for field, value in [("kind", 4), ("chunk_axis", 1), ("rows", 129), ("row_bytes", 250)]:
         args = copy_args(group, problem, KERNEL, run)
         setattr(args, field, value)
         assert library.copies_of(ct.byref(args), out) == -1, field

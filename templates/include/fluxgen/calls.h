@@ -1,4 +1,4 @@
-// Whole calls in one: what the support library launches for the runtime, through the GEMMs of other
+// The support library's calls: its own kernels, the copies, and whole ops, through the GEMMs of other
 // libraries. Apart from abi.h, since compiled GEMMs do not depend on it.
 #ifndef FLUXGEN_CALLS_H_
 #define FLUXGEN_CALLS_H_
@@ -8,6 +8,72 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// What copy engines move: peers' slabs out of their stages, x into the peers' matrices, the finished
+// partial slabs of a gemm_rs into their owners' inboxes, or x and then every slab that comes to the
+// matrix of the rank before, round the ring.
+enum fluxgen_copies {
+  FLUXGEN_PULL = 0,
+  FLUXGEN_PUSH = 1,
+  FLUXGEN_DRAIN = 2,
+  FLUXGEN_RING = 3
+};
+
+// The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
+// inbox) + bias.
+typedef struct fluxgen_reduce_args {
+  uint32_t abi_version;
+  uint32_t struct_size;  // sizeof(fluxgen_reduce_args)
+  fluxgen_group group;
+  int64_t rows;
+  int64_t n;
+  int64_t chunk_rows;    // rows of one chunk, as in the GEMM; 0: the whole slab
+  void* d;
+  int64_t d_row_stride;
+  const void* bias;      // (n), 16-byte aligned, or null
+  float scale;
+  int32_t dtype;         // 0: bf16, 1: fp16
+  int32_t blocks;        // thread blocks; 0: as many as fit well
+  int32_t drain;         // as in the GEMM
+} fluxgen_reduce_args;
+
+// The start of ag_gemm: copy the caller's slab into the stage and, with `keep`, to its place in the
+// gathered matrix, then tell every peer. With `pull`, the same kernel also copies the peers' slabs.
+// With `push` nothing is staged: peers are told that the gathered matrix is theirs to fill.
+typedef struct fluxgen_begin_args {
+  uint32_t abi_version;
+  uint32_t struct_size;  // sizeof(fluxgen_begin_args)
+  fluxgen_group group;
+  const void* x;         // (rows, row_bytes), 16-byte aligned rows
+  int64_t rows;
+  int64_t row_bytes;     // a multiple of 16
+  int64_t row_stride_bytes;
+  void* gathered;        // (world * rows, row_bytes), contiguous, 16-byte aligned
+  int32_t blocks;        // thread blocks; 0: as many as fit well. With `pull` all must be resident
+  int32_t pull;          // 1: the SM-copy transport
+  int32_t keep;          // 1: the gathered matrix needs the own slab: the GEMM or the caller reads it
+  int32_t push;          // 1: the copies go out of x, pushed or round the ring
+} fluxgen_begin_args;
+
+// The copy-engine transports, chunk by chunk. ag_gemm: pull every peer's slab out of its stage, or
+// push x into every peer's gathered matrix, which then is the one in its workspace, or forward x and
+// what has come into it to the rank before. gemm_rs: drain
+// the outbox, each chunk once its tiles are there.
+typedef struct fluxgen_copy_args {
+  uint32_t abi_version;
+  uint32_t struct_size;  // sizeof(fluxgen_copy_args)
+  fluxgen_group group;
+  void* gathered;        // pull: as in fluxgen_begin_args
+  const void* x;         // push and ring: as in fluxgen_begin_args
+  int64_t row_stride_bytes;
+  int64_t rows;
+  int64_t row_bytes;     // drain: of D
+  int64_t chunk_size;    // rows (M) of a chunk; bytes of a row (K) of the first; 0: the whole slab
+  int32_t chunk_axis;    // enum fluxgen_chunk_axis
+  int32_t cut;           // as in fluxgen_gemm_args
+  int32_t kind;          // enum fluxgen_copies
+  uint32_t reserved;
+} fluxgen_copy_args;
 
 // A fused GEMM of one library as another library launches it, or updates its node in a graph.
 typedef int (*fluxgen_gemm_launcher)(fluxgen_gemm_args const* args, void* stream, char* message,

@@ -41,6 +41,11 @@
 // ended too. A rank that gives up copies nevertheless (a copy engine asks nobody): what it may have
 // written over belongs to a call that has not ended, and that ends with a report of the mark.
 //
+// Round the ring, each rank sends to the one before it: x, then each slab that the one behind it has
+// sent, as soon as its flag is up. So they come in the order of the walk, and a slab crosses each
+// link once. `ready` is asked of that one rank; the forwarded copies read the matrix, which nobody
+// writes before this rank is ready again.
+//
 // Where a gemm_rs is drained, its copies read the outbox and write an inbox that has no halves. The
 // GEMM raises `filled` here, each copy waits for its chunk and then raises `arrived` on the owner.
 // The outbox is free again when the call ends, as its side streams are joined. The owner raises

@@ -189,7 +189,7 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStrea
   // Alone there is nothing to copy, and a stream that was not forked cannot be joined in a capture.
   bool const copies = call.copy != nullptr && count_copies(*call.copy, chunks) > 0;
   bool const pulls = copies && call.copy->kind == FLUXGEN_PULL;
-  bool const pushes = copies && call.copy->kind == FLUXGEN_PUSH;
+  bool const pushes = copies && call.copy->kind != FLUXGEN_PULL;
   int status = pulls ? fork() : FLUXGEN_OK;
   bool began = false;
   if (status == FLUXGEN_OK) {

@@ -7,7 +7,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "fluxgen/abi.h"
+#include "fluxgen/calls.h"
 #include "fluxgen/protocol.cuh"
 
 namespace fluxgen {
@@ -157,12 +157,13 @@ __global__ void settle_kernel(fluxgen_group group) {
 __device__ __forceinline__ uint32_t copies_epoch(fluxgen_group const& group, int32_t kind) {
   void* mine = group.peers[group.rank];
   return kind == FLUXGEN_DRAIN  ? current_epoch(mine, 1)
-         : kind == FLUXGEN_PUSH ? load_relaxed(workspace_word(mine, kBegunOffset))
-                                : gather_epoch(group);
+         : kind == FLUXGEN_PULL ? gather_epoch(group)
+                                : load_relaxed(workspace_word(mine, kBegunOffset));
 }
 
 // Before a copy: wait until the peers it comes from, or goes to, are ready. One bit, one thread each.
 // Drained: until the chunk is in the outbox, and the owner has read what came into its inbox before.
+// Round the ring: of this rank's own slab until the next one is ready, of another until it is here.
 struct AwaitArguments {
   fluxgen_group group;
   int32_t kind;  // enum fluxgen_copies
@@ -185,8 +186,12 @@ __global__ void await_kernel(AwaitArguments args) {
     }
     wait_epoch(filled_flag(mine, peer, args.chunk), epoch, group, kTransportOp, group.rank,
                args.chunk);
+  } else if (args.kind == FLUXGEN_RING && peer != group.rank) {
+    wait_epoch(gathered_flag(mine, peer, args.chunk), epoch, group, kTransportOp, peer, args.chunk);
   } else {
-    wait_epoch(ready_flag(mine, peer), epoch, group, kTransportOp, peer, 0);
+    int32_t const of =
+        args.kind == FLUXGEN_RING ? (group.rank + group.world - 1) % group.world : peer;
+    wait_epoch(ready_flag(mine, of), epoch, group, kTransportOp, of, 0);
   }
 }
 
@@ -195,7 +200,7 @@ __global__ void await_kernel(AwaitArguments args) {
 struct RaiseArguments {
   fluxgen_group group;
   int32_t kind;  // enum fluxgen_copies
-  int32_t peer;  // the source, or the rank it went to
+  int32_t peer;  // the source, or the rank it went to; round the ring the slab's
   int32_t chunk;
   int32_t whole;
 };
@@ -210,6 +215,13 @@ __global__ void raise_kernel(RaiseArguments args) {
     }
     if (args.whole) {
       store_release_system(workspace_word(mine, kSentOffset), epoch);
+    }
+    return;
+  }
+  if (args.kind == FLUXGEN_RING) {  // `peer` is the slab's rank
+    int32_t const to = (group.rank + group.world - 1) % group.world;
+    if (aborted_by(group) == 0u) {
+      store_release_system(gathered_flag(group.peers[to], args.peer, args.chunk), epoch);
     }
     return;
   }

@@ -70,8 +70,8 @@ inline int block_count(int asked, int per_sm, int64_t work) {
 // where slabs are pushed, all of them in the gathered matrix; a gemm_rs all of them in the outbox.
 inline bool slabs_fit(fluxgen_group const& group, int64_t slab, int32_t kind) {
   return kind == FLUXGEN_PULL ? slab <= group.stage_bytes
-                              : group.world * slab <= (kind == FLUXGEN_PUSH ? group.gathered_bytes
-                                                                            : group.drained_bytes);
+                              : group.world * slab <= (kind == FLUXGEN_DRAIN ? group.drained_bytes
+                                                                             : group.gathered_bytes);
 }
 
 // Which kernel runs on how many blocks; its one parameter is the argument struct.
@@ -227,8 +227,9 @@ inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* messag
     return refuse(message, size,
                   "expected rows of a positive multiple of 16 bytes, and at most world slabs cut");
   }
-  bool const pushes = args.kind == FLUXGEN_PUSH, drains = args.kind == FLUXGEN_DRAIN;
-  if (args.kind < FLUXGEN_PULL || args.kind > FLUXGEN_DRAIN) {
+  bool const drains = args.kind == FLUXGEN_DRAIN;
+  bool const pushes = args.kind == FLUXGEN_PUSH || args.kind == FLUXGEN_RING;
+  if (args.kind < FLUXGEN_PULL || args.kind > FLUXGEN_RING) {
     return refuse(message, size, "kind: expected one of enum fluxgen_copies");
   }
   void const* const given = pushes ? args.x : args.gathered;
@@ -255,7 +256,7 @@ inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* messag
 
 // One copy of the transport: `rows` pieces of `width` bytes, so far apart.
 struct SlabCopy {
-  int peer;  // where it comes from, or goes to
+  int peer;  // where it comes from, or goes to; round the ring whose slab it is
   int chunk;
   bool last;  // of this peer's, or of all that are drained
   uint32_t awaited;  // peers to be ready before it
@@ -268,7 +269,8 @@ struct SlabCopy {
 };
 
 // Slabs in the order that GEMMs walk them: pulled from the next rank first, drained to the next rank
-// first, pushed to the one before first, as its next. Of the first `cut` slabs chunks of K come piece by piece, the later slabs whole;
+// first, pushed to the one before first, as its next; round the ring the own one first, which is the
+// next of the rank before. Of the first `cut` slabs chunks of K come piece by piece, the later slabs whole;
 // chunks of rows come slab by slab.
 inline int cut_peers(fluxgen_copy_args const& args, int chunks) {
   bool const cuts = args.chunk_axis == FLUXGEN_CHUNK_K && chunks > 1;
@@ -284,9 +286,10 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
   int const cut = cut_peers(args, chunks);
   bool const columns = along_k && i < cut * chunks;
   bool const pushes = args.kind == FLUXGEN_PUSH, drains = args.kind == FLUXGEN_DRAIN;
+  bool const ring = args.kind == FLUXGEN_RING;
   int const turn = columns ? i % cut : (along_k ? i - cut * chunks + cut : i / chunks);
   auto const peer_of = [&](int visit) {
-    return (group.rank + (pushes ? group.world - 1 - visit : 1 + visit)) % group.world;
+    return (group.rank + (pushes ? group.world - 1 - visit : ring ? visit : 1 + visit)) % group.world;
   };
   SlabCopy copy{};
   copy.peer = peer_of(turn);
@@ -295,6 +298,8 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
   if (drains) {
     copy.awaited = 1u << copy.peer;
     copy.last = i == count_copies(args, chunks) - 1;
+  } else if (ring) {  // each chunk of another's slab by itself
+    copy.awaited = copy.peer != group.rank || i == 0 ? 1u << copy.peer : 0u;
   } else if (columns ? i == 0 : copy.chunk == 0) {
     for (int visit = turn; visit < (columns ? cut : turn + 1); ++visit) {
       copy.awaited |= 1u << peer_of(visit);
@@ -310,13 +315,22 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
     rows = row + unit < args.rows ? unit : args.rows - row;
   }
   int64_t const slab = args.rows * args.row_bytes;
-  int64_t const pitch = pushes ? args.row_stride_bytes : args.row_bytes;
-  char* const to = drains   ? drained_slab(group, copy.peer, group.rank, slab)
-                   : pushes ? pushed_matrix(group, copy.peer) + group.rank * slab
-                            : static_cast<char*>(args.gathered) + copy.peer * slab;
-  char const* const from = drains   ? outbox_slab(group, copy.peer, slab)
-                           : pushes ? static_cast<char const*>(args.x)
-                                    : stage(group, copy.peer);
+  bool const from_x = pushes || (ring && copy.peer == group.rank);
+  int64_t const pitch = from_x ? args.row_stride_bytes : args.row_bytes;
+  char* to = nullptr;
+  char const* from = static_cast<char const*>(args.x);
+  if (drains) {
+    to = drained_slab(group, copy.peer, group.rank, slab);
+    from = outbox_slab(group, copy.peer, slab);
+  } else if (ring) {
+    to = pushed_matrix(group, (group.rank + group.world - 1) % group.world) + copy.peer * slab;
+    from = from_x ? from : pushed_matrix(group, group.rank) + copy.peer * slab;
+  } else if (pushes) {
+    to = pushed_matrix(group, copy.peer) + group.rank * slab;
+  } else {
+    to = static_cast<char*>(args.gathered) + copy.peer * slab;
+    from = stage(group, copy.peer);
+  }
   copy.to = to + row * args.row_bytes + column;
   copy.from = from + row * pitch + column;
   bool const one = width == args.row_bytes && pitch == args.row_bytes;

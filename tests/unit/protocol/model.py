@@ -30,6 +30,7 @@ class Bug(enum.Enum):
     NO_CONSUMED = "an inbox is drained into that may still be read"
     NO_SENT = "a drained call ends before its copies have taken their epoch"
     NO_FILLED = "copies do not wait for the tiles that they send"
+    NO_FORWARD = "a slab is forwarded before it has come"
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Outcome:
 #   ("fork",) / ("join",)   the copy stream may run / must have finished this call; what the stream
 #                           before the event wrote has become visible
 #
-# Calls: A is an ag_gemm whose slabs are pulled, P one whose slabs are pushed, R a gemm_rs, D one
-# whose partial slabs are drained.
+# Calls: A is an ag_gemm whose slabs are pulled, P one whose slabs are pushed, F one whose slabs are
+# forwarded round the ring, R a gemm_rs, D one whose partial slabs are drained.
 def program(rank: int, world: int, calls: str, bug: Bug):
     main: list[tuple] = []
     copy: list[tuple] = []
@@ -83,6 +84,27 @@ def program(rank: int, world: int, calls: str, bug: Bug):
                 main.append(("read", ("whole", rank, s), (epoch, op, s)))
             main.append(("join", len(copy)))
             staged = begun = epoch
+        elif op == "F":
+            before = (rank - 1) % world
+            main.append(("write", ("begun", rank), epoch))
+            main += [("release", ("ready", p, rank), epoch) for p in peers]
+            main.append(("fork", epoch))
+            copy.append(("start", epoch))
+            if bug is not Bug.NO_ASKING:
+                copy.append(("wait", ("ready", rank, before), epoch))
+            copy.append(("send", ("whole", before, rank), (epoch, op, rank)))
+            copy.append(("release", ("gathered", before, rank), epoch))
+            for s in peers[:-1]:
+                if bug is not Bug.NO_FORWARD:
+                    copy.append(("wait", ("gathered", rank, s), epoch))
+                copy.append(("copy", ("whole", rank, s), ("whole", before, s), (epoch, op, s)))
+                copy.append(("release", ("gathered", before, s), epoch))
+            for s in peers:
+                main.append(("wait", ("gathered", rank, s), epoch))
+                main.append(("read", ("whole", rank, s), (epoch, op, s)))
+            main.append(("write", ("multiplied", rank), epoch))
+            main.append(("join", len(copy)))
+            begun = epoch
         elif op == "P":
             # Begun on the main stream, as nothing is staged: then the copies, and the GEMM.
             main.append(("write", ("begun", rank), epoch))

@@ -30,6 +30,22 @@ def test_two_ranks_every_mix_with_drained_slabs(calls):
     assert outcome.states > 100
 
 
+@pytest.mark.parametrize("calls", ["FF", "FP", "PF", "FA", "AF", "FR"])
+def test_three_ranks_forward_round_the_ring(calls):
+    outcome = explore(3, calls)
+    assert outcome.error is None
+    assert outcome.states > 100
+
+
+def test_four_ranks_forward_round_the_ring():
+    assert explore(4, "F").error is None
+
+
+@pytest.mark.parametrize("bug", [Bug.NO_FORWARD, Bug.NO_ASKING, Bug.NO_FENCE])
+def test_seeded_bugs_of_the_ring_are_found(bug):
+    assert explore(3, "FF", bug).error is not None
+
+
 @pytest.mark.parametrize("calls", ["PDP", "DPD", "DDDD"])
 def test_drained_and_pushed_slabs(calls):
     assert explore(2, calls).error is None

@@ -36,7 +36,7 @@ from fluxgen.core.errors import (
 )
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
 from fluxgen.core.settings import Settings, data_dir
-from fluxgen.core.topology import Gpu, Topology, parse_gpu
+from fluxgen.core.topology import Gpu, LinkKind, Topology, parse_gpu
 
 if TYPE_CHECKING:
     from fluxgen.tune import CompiledKernels, Evaluator
@@ -61,7 +61,9 @@ Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.")]
 Target = Annotated[
     str, typer.Option("--target", help="A GPU by name or by properties, or auto for this machine.")
 ]
-Link = Annotated[str, typer.Option("--link", help="nvlink or pcie.")]
+Link = Annotated[
+    str, typer.Option("--link", help="nvlink or pcie; pcie2: PCIe, GPUs on two sockets.")
+]
 Tokens = Annotated[str, typer.Option("--tokens", help="Global token counts m, comma-separated.")]
 Ops = Annotated[str, typer.Option("--ops", help="Ops, comma-separated.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
@@ -119,7 +121,8 @@ def _target(name: str, tp: int) -> Gpu:
 
 def _topology(target: str, link: str, tp: int) -> Topology:
     check_int("tp", tp, 1, MAX_WORLD)
-    return Topology.of(_target(target, tp), link, tp)
+    kind, islands = LinkKind.with_islands(link)
+    return Topology.of(_target(target, tp), kind, tp, islands)
 
 
 @contextmanager

@@ -299,6 +299,13 @@ def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Ite
         run = RunConfig(groups, panel, axis, chunks, 0, transport, span)
         if why_illegal(problem, topology, kernel, run) is None:
             yield run
+    if problem.op is Op.AG_GEMM and topology.islands > 1:
+        for groups, panel, (axis, chunks) in product(
+            group_choices(problem.op, problem.tp), (0, 4), cuts
+        ):
+            run = RunConfig(groups, panel, axis, chunks, 0, Transport.COPY_ENGINE_RING)
+            if why_illegal(problem, topology, kernel, run) is None:
+                yield run
     if problem.op is Op.AG_GEMM:
         # The SM copy brings all before the GEMM starts: neither an order nor chunks to choose.
         for panel, span in product(PANELS, span_choices(problem, kernel)):

@@ -15,6 +15,9 @@ from typing import Any
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import MAX_WORLD, check_int
 
+MAX_ISLANDS = 8
+"""Sockets of one machine."""
+
 
 class LinkKind(str, enum.Enum):
     """How the ranks' GPUs reach each other."""
@@ -33,6 +36,19 @@ class LinkKind(str, enum.Enum):
             return cls(str(text).strip().lower())
         except ValueError:
             raise UsageError(f"link: expected nvlink or pcie; found {text!r}") from None
+
+    @classmethod
+    def with_islands(cls, text: str) -> tuple[LinkKind, int]:
+        """A link kind, and of ``pcie2`` to ``pcie8`` also how many sockets the GPUs hang from.
+
+        Raises:
+            UsageError: as :meth:`parse`.
+        """
+        name = str(text).strip().lower()
+        islands = name.removeprefix("pcie")
+        if islands != name and islands in map(str, range(2, MAX_ISLANDS + 1)):
+            return cls.PCIE, int(islands)
+        return cls.parse(text), 1
 
 
 @dataclass(frozen=True)
@@ -264,6 +280,8 @@ class Topology:
         world: ranks of the group.
         bandwidth_gbs: what one rank receives, GB/s in one direction, all peers together.
         latency_us: from a peer's store to a local reader seeing its flag, microseconds.
+        islands: sockets that the GPUs hang from, each with as many neighbours in rank order; over
+            PCIe what crosses from one to another shares one link.
     """
 
     gpu: Gpu
@@ -271,26 +289,35 @@ class Topology:
     world: int
     bandwidth_gbs: float
     latency_us: float
+    islands: int = 1
 
     @classmethod
-    def of(cls, gpu: Gpu | str, link: LinkKind | str, world: int) -> Topology:
+    def of(cls, gpu: Gpu | str, link: LinkKind | str, world: int, islands: int = 1) -> Topology:
         """The topology of ``world`` such GPUs with the link's usual bandwidth and latency.
 
         Copies reach about 0.88 of NVLink's datasheet rate and all of the ``pcie_gbs`` above.
 
         Raises:
-            UsageError: NVLink asked of a GPU without it, or a world outside 1 to ``MAX_WORLD``.
+            UsageError: NVLink asked of a GPU without it, a world outside 1 to ``MAX_WORLD``, or
+            islands that the ranks do not fill evenly, or of NVLink.
         """
         the_gpu = gpu if isinstance(gpu, Gpu) else parse_gpu(gpu)
         kind = link if isinstance(link, LinkKind) else LinkKind.parse(link)
         check_int("world", world, 1, MAX_WORLD)
         if kind is LinkKind.NVLINK and the_gpu.nvlink_gbs <= 0:
             raise UsageError(f"link: {the_gpu.name} has no NVLink; use --link pcie")
+        check_int("islands", islands, 1, MAX_ISLANDS)
+        if islands > 1 and (kind is LinkKind.NVLINK or world % islands):
+            raise UsageError(
+                f"islands: expected 1, or over PCIe a divisor of tp={world}; found {islands}"
+            )
         if kind is LinkKind.NVLINK:
             return cls(the_gpu, kind, world, round(0.88 * the_gpu.nvlink_gbs, 1), 2.0)
-        return cls(the_gpu, kind, world, the_gpu.pcie_gbs, 6.0)
+        return cls(the_gpu, kind, world, the_gpu.pcie_gbs, 6.0, islands)
 
     @property
     def key(self) -> str:
-        """``<gpu>-<link>-tp<world>``: the name of a pack's directory."""
-        return f"{self.gpu.name}-{self.link.value}-tp{self.world}"
+        """``<gpu>-<link>-tp<world>``, over several sockets ``<gpu>-pcie2-tp<world>``: the name of a
+        pack's directory."""
+        sockets = self.islands if self.islands > 1 else ""
+        return f"{self.gpu.name}-{self.link.value}{sockets}-tp{self.world}"

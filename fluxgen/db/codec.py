@@ -113,7 +113,7 @@ def record_from_dict(data: object) -> Record:
     """
     fields = _object("record", data, _RECORD_KEYS, optional=("environment", "created"))
     problem = problem_from_dict(fields["problem"])
-    _, _, world = split_topology(fields["topology"])
+    _, _, world, _ = split_topology(fields["topology"])
     if world != problem.tp:
         raise UsageError(
             f"topology: expected one of tp{problem.tp}, the problem's tp; "

@@ -11,23 +11,27 @@ from fluxgen.core.problem import MAX_WORLD
 from fluxgen.core.topology import GPUS, Gpu, LinkKind, Topology
 
 _TOPOLOGY = re.compile(
-    r"(?P<gpu>[a-z0-9][a-z0-9.-]{0,63})-(?P<link>nvlink|pcie)-tp(?P<tp>[1-9][0-9]?)", re.ASCII
+    r"(?P<gpu>[a-z0-9][a-z0-9.-]{0,63})-(?P<link>nvlink|pcie)(?P<islands>(?<=pcie)[2-8])?"
+    r"-tp(?P<tp>[1-9][0-9]?)",
+    re.ASCII,
 )
 
 
-def split_topology(key: object) -> tuple[str, LinkKind, int]:
-    """``h100-sxm-nvlink-tp8`` -> (``h100-sxm``, ``LinkKind.NVLINK``, 8).
+def split_topology(key: object) -> tuple[str, LinkKind, int, int]:
+    """``l20-pcie2-tp8`` -> (``l20``, ``LinkKind.PCIE``, 8, 2): GPU, link, ranks, sockets.
 
     Raises:
         UsageError: the text is not what ``Topology.key`` makes of a normalised GPU name.
     """
     match = _TOPOLOGY.fullmatch(key) if isinstance(key, str) else None
-    if match is None or not 1 <= int(match["tp"]) <= MAX_WORLD:
+    islands = int(match["islands"] or 1) if match else 1
+    if match is None or not 1 <= int(match["tp"]) <= MAX_WORLD or int(match["tp"]) % islands:
         raise UsageError(
             "topology: expected <gpu>-<nvlink|pcie>-tp<1..16> with a normalised GPU name, e.g. "
-            f"h100-sxm-nvlink-tp8; found {str(key)[:100]!r}"
+            "h100-sxm-nvlink-tp8, or pcie2 to pcie8 for as many sockets, each with as many ranks; "
+            f"found {str(key)[:100]!r}"
         )
-    return match["gpu"], LinkKind(match["link"]), int(match["tp"])
+    return match["gpu"], LinkKind(match["link"]), int(match["tp"]), islands
 
 
 def topology_key(topology: Topology | str) -> str:
@@ -51,8 +55,8 @@ def topology_of(key: str, gpus: Mapping[str, Gpu] | None = None, sm_count: int =
     Raises:
         UsageError: as :func:`split_topology`, or NVLink on a preset without it.
     """
-    name, link, world = split_topology(key)
+    name, link, world, islands = split_topology(key)
     gpu = (gpus or {}).get(name) or GPUS.get(name)
     if gpu is None:
         gpu = dataclasses.replace(GPUS["h100-sxm"], name=name, sm_count=sm_count or 1024)
-    return Topology.of(gpu, link, world)
+    return Topology.of(gpu, link, world, islands)

@@ -104,6 +104,10 @@ COPY_US = 1.5
 COPY_PCIE_US = 5.0
 """The same over PCIe: AG 4096x6144x12288 took 5 % longer in 28 copies than in 14 (H200)."""
 
+SOCKET_GBS = 40.0
+"""What the GPUs of one socket receive from those of another, GB/s, all together (assumed: two or
+three links of 20.8 GB/s; not measured)."""
+
 FUSED_FIXED_US = 5.0
 """Forking to the copy stream and joining it again, once per fused call."""
 

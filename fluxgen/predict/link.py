@@ -19,6 +19,19 @@ def copy_us(topology: Topology) -> float:
     return c.COPY_PCIE_US if topology.link is LinkKind.PCIE else c.COPY_US
 
 
+def crossing(topology: Topology) -> float:
+    """How much longer all ranks' slabs take at once, where each crosses to every other socket.
+
+    Of W ranks on S sockets, the W/S of one receive W - W/S slabs each through the link between
+    sockets, in the time in which W - 1 come over a rank's own.
+    """
+    world, here = topology.world, topology.world // topology.islands
+    if topology.islands == 1 or topology.link is not LinkKind.PCIE:
+        return 1.0
+    across = here * (world - here) / c.SOCKET_GBS
+    return max(1.0, across / ((world - 1) / topology.bandwidth_gbs))
+
+
 def copy_order(run: RunConfig, chunks: int, world: int) -> list[tuple[int, int, bool]]:
     """(visit, chunk, whether it is the whole slab) of each remote chunk, in the transport's order.
 
@@ -45,11 +58,14 @@ def copy_arrivals(
         (visit, chunk, microseconds) for each remote chunk; visit 1 is the first remote slab. The
         own slab (visit 0) is there from the start and not listed.
     """
+    ring = run.transport is Transport.COPY_ENGINE_RING
     now, out, slab_us = topology.latency_us, [], transfer_us(slab_bytes, topology)
+    slab_us *= 1.0 if ring else crossing(topology)
     parts_us = [slab_us * share for share in shares]
     for visit, chunk, whole in copy_order(run, len(shares), topology.world):
         now += (slab_us if whole else parts_us[chunk]) + copy_us(topology)
-        out.append((visit, chunk, now))
+        hops = (visit - 1) * topology.latency_us if ring else 0.0
+        out.append((visit, chunk, now + hops))
     return out
 
 

@@ -17,7 +17,14 @@ from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict.gemm import GemmTime, Grid, gemm_time, library_gemm_us
-from fluxgen.predict.link import copy_arrivals, copy_us, nccl_us, store_rate, transfer_us
+from fluxgen.predict.link import (
+    copy_arrivals,
+    copy_us,
+    crossing,
+    nccl_us,
+    store_rate,
+    transfer_us,
+)
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,7 @@ def _scatter_timeline(
         return gemm.time_us, 0.0, 0.0
     grid = gemm.grid
     rate = store_rate(topology, run.transport)
-    comm = transfer_us(problem.comm_bytes, topology, rate)
+    comm = transfer_us(problem.comm_bytes, topology, rate) * crossing(topology)
     remote = grid.total
     if grid.groups[-1] == run.span == 1:
         remote = grid.starts[-2] * grid.columns
@@ -221,7 +228,7 @@ def _drained(
     """
     grid, each = gemm.grid, copy_us(topology)
     slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
-    piece = transfer_us(slab / run.chunks, topology) + each
+    piece = transfer_us(slab / run.chunks, topology) * crossing(topology) + each
     body, free = gemm.time_us - gemm.once_us, 0.0
     for owner in range(problem.tp - 1):
         visit, place = divmod(owner, run.span)

@@ -32,7 +32,7 @@ from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.db.lookup import default_lookup
 from fluxgen.db.result import LookupResult
 from fluxgen.runtime import kernels
-from fluxgen.runtime.device import devices
+from fluxgen.runtime.device import devices, islands
 
 RECENT = 256
 """Decisions that :func:`explain` can look back on."""
@@ -293,10 +293,15 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
     except FluxgenError as error:
         return Cause.DTYPE, str(error), None
     try:
-        gpu = devices()[call.device.index or 0].gpu
+        here = devices()
+        gpu = here[call.device.index or 0].gpu
         link = LinkKind.NVLINK if gpu.nvlink_gbs > 0 else LinkKind.PCIE
-        topology = Topology.of(gpu, link, call.tp)
+        sockets = islands(here, call.tp) if link is LinkKind.PCIE else 1
+        topology = Topology.of(gpu, link, call.tp, sockets)
         found = _look_up(call, dtype, topology)
+        if found.record is None and sockets > 1:  # tuned for one socket: right, if not the fastest
+            topology = Topology.of(gpu, link, call.tp)
+            found = _look_up(call, dtype, topology)
     except (FluxgenError, IndexError) as error:
         return Cause.DEVICE, f"the fused kernels cannot serve this device or group: {error}", None
     if found.record is None:

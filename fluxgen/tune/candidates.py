@@ -37,6 +37,9 @@ SM_COPY = "sm"
 STORE = "store"
 """Where slabs are usually drained: the kernel stores into its peers, in whole slabs."""
 
+RING = "ring-"
+"""In front of a cut: round the ring, where GPUs hang from several sockets."""
+
 _OTHER = {SM_COPY: Transport.SM_COPY, STORE: Transport.PEER_STORE}
 """Values of ``cut`` that name a transport."""
 
@@ -141,10 +144,11 @@ class Candidates:
         transport = self._usual
         shapes = group_choices(self.problem.op, self.problem.tp)
         cuts = ((ChunkAxis.M, 1), (ChunkAxis.K, 2))
+        ring = [Transport.COPY_ENGINE_RING] * (self.topology.islands > 1)
         runs = [
-            RunConfig(groups, panel, axis, chunks, 0, transport, span)
-            for groups, panel, (axis, chunks), span in product(
-                shapes, (0, 4), cuts, self.spans(kernel)
+            RunConfig(groups, panel, axis, chunks, 0, moved, span)
+            for groups, panel, (axis, chunks), moved, span in product(
+                shapes, (0, 4), cuts, (transport, *ring), self.spans(kernel)
             )
         ]
         if self.problem.op is Op.AG_GEMM:
@@ -179,6 +183,8 @@ class Candidates:
             transport = _OTHER[cut]
             groups = (self.problem.tp,) if cut == SM_COPY else groups
         else:
+            if cut.startswith(RING):
+                transport, cut = Transport.COPY_ENGINE_RING, cut.removeprefix(RING)
             axis, left = ChunkAxis(cut[0]), int(cut[1:])
         cuts = []
         while left > 1:
@@ -196,9 +202,12 @@ class Candidates:
 
 def _encode(run: RunConfig, usual: Transport) -> Params:
     others = {transport: cut for cut, transport in _OTHER.items() if transport is not usual}
+    cut = f"{run.chunk_axis.value}{run.chunks}"
+    if run.transport is Transport.COPY_ENGINE_RING:
+        cut = RING + cut
     return {
         "groups": "-".join(map(str, run.groups)),
         "panel": run.panel,
-        "cut": others.get(run.transport, f"{run.chunk_axis.value}{run.chunks}"),
+        "cut": others.get(run.transport, cut),
         "span": run.span,
     }

@@ -91,10 +91,10 @@ class Support:
         assert bool(begin.pull) != bool(c.copy)
         if c.copy:
             copy = abi.CopyArgs.from_address(c.copy)
-            assert bool(copy.push) == bool(begin.push)
+            assert (copy.kind in (abi.PUSH, abi.RING)) == bool(begin.push)
             assert copy.gathered == begin.gathered
             assert (copy.rows, copy.row_bytes) == (begin.rows, begin.row_bytes)
-            if copy.push:
+            if begin.push:
                 assert (copy.x, copy.row_stride_bytes) == (begin.x, begin.row_stride_bytes)
         gemms = (abi.GemmCall * c.count).from_address(c.gemms)
         for i, gemm in enumerate(gemms):
@@ -115,7 +115,16 @@ class Support:
         reduce = abi.ReduceArgs.from_address(c.reduce)
         world = args.group.world
         assert (args.rows, args.n) == (reduce.rows, reduce.n)
-        assert args.rows * world * args.n * 2 <= args.group.half_bytes
+        slabs = args.rows * world * args.n * 2
+        if c.copy:
+            copy = abi.CopyArgs.from_address(c.copy)
+            assert (copy.kind, args.drain, reduce.drain) == (abi.DRAIN, 1, 1)
+            assert (copy.rows, copy.row_bytes) == (args.rows, args.n * 2)
+            assert copy.chunk_size == args.chunk_size == reduce.chunk_rows
+            assert slabs <= args.group.drained_bytes
+        else:
+            assert args.drain == reduce.drain == 0
+            assert slabs <= args.group.half_bytes
         a = matrix(args.a, args.rows * world, args.k, args.a_row_stride)
         w = Kernel.made[c.gemm.launch - 1].weight(args)
         partial = (a.float() @ w.float().t()).bfloat16()
@@ -127,7 +136,7 @@ class Support:
             total = total + matrix(reduce.bias, 1, args.n, args.n)[0].float()
         matrix(reduce.d, args.rows, args.n, reduce.d_row_stride).copy_(total.bfloat16())
         assert c.graphs, "no capture is going on"
-        self.calls.append("scatter")
+        self.calls.append("drains" if c.copy else "stores")
 
 
 def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -165,9 +174,12 @@ class Workspace:
 def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Decision:
     """As ``dispatch.decide`` on a machine where every legal call has a record and a kernel."""
     gathers = call.op is Op.AG_GEMM
-    if call.return_gathered and transport is Transport.COPY_ENGINE_PUSH:
+    if call.return_gathered and transport.pushes:
         transport = Transport.COPY_ENGINE_PULL
-    run = RunConfig(transport=transport if gathers else Transport.PEER_STORE)
+    if not gathers:
+        pulls = transport is Transport.COPY_ENGINE_PULL
+        transport = Transport.COPY_ENGINE_DRAIN if pulls else Transport.PEER_STORE
+    run = RunConfig(transport=transport)
     plain = Signature.of(call.op)
     reason, problems = "", []
     if call.dtype is not torch.bfloat16 or call.tp == 1 or min(call.m, *call.ns, call.k) == 0:
@@ -206,7 +218,7 @@ def host_library(
         made.queue = fused.Queue()
         made.workspace, made._kept, made._of_runs = None, [], []
         made.generation, made.graphs_left = 0, ct.c_int64(8)
-        made.copies = made.flags = made.event = made._ordered = 1
+        made.awaits = made.copies = made.flags = made.event = made._ordered = 1
         made._broken = None
         return made
 

@@ -122,6 +122,20 @@ def test_a_gemm_rs_is_stored_or_drained():
     assert stores == {Transport.PEER_STORE}
 
 
+def test_a_ring_is_for_even_ranks_on_several_sockets():
+    def transports(world, islands):
+        problem = Problem(AG, 1024 * world, 6144, 4096, world)
+        topology = Topology.of(H100, "pcie", world, islands)
+        return {run.transport for run in run_space(problem, topology, GOOD)}
+
+    assert Transport.COPY_ENGINE_RING in transports(8, 2)
+    assert Transport.COPY_ENGINE_RING not in transports(8, 1)
+    assert Transport.COPY_ENGINE_RING not in transports(3, 3)
+    ring = RunConfig((3,), transport=Transport.COPY_ENGINE_RING)
+    odd = Problem(AG, 3072, 6144, 4096, 3)
+    assert "3 ranks" in (why_illegal(odd, Topology.of(H100, "pcie", 3), GOOD, ring) or "")
+
+
 def test_k_chunks_are_for_ag_and_fit_k():
     topology = Topology.of(H100, "nvlink", 8)
     run = RunConfig((8,), chunk_axis=ChunkAxis.K, chunks=4)

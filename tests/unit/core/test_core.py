@@ -14,6 +14,7 @@ from fluxgen.core.errors import CommTimeout, UsageError
 from fluxgen.core.problem import MAX_DIM, Op, Problem, Signature, ceil_div
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import GPUS, Gpu, LinkKind, Topology, normalise_name, parse_gpu
+from fluxgen.db.keys import split_topology, topology_of
 
 
 @pytest.mark.parametrize(
@@ -181,3 +182,33 @@ def test_settings_need_no_home_and_create_nothing(tmp_path):
 def test_data_directories_exist():
     for name in ("templates", "generated", "tuning_db"):
         assert data_dir(name).is_dir()
+
+
+@pytest.mark.parametrize(("text", "kind", "islands"), [
+    ("nvlink", LinkKind.NVLINK, 1), ("pcie", LinkKind.PCIE, 1), (" PCIe2 ", LinkKind.PCIE, 2),
+    ("pcie8", LinkKind.PCIE, 8),
+])  # fmt: skip
+def test_a_link_may_name_its_sockets(text, kind, islands):
+    assert LinkKind.with_islands(text) == (kind, islands)
+    topology = Topology.of("h100-sxm", kind, 8, islands)
+    assert topology_of(topology.key) == topology
+
+
+@pytest.mark.parametrize("text", ["pcie1", "pcie9", "nvlink2", "pcie22", "2", ""])
+def test_links_that_are_none(text):
+    with pytest.raises(UsageError, match="nvlink or pcie"):
+        LinkKind.with_islands(text)
+
+
+@pytest.mark.parametrize(("link", "world", "islands"), [
+    ("nvlink", 8, 2), ("pcie", 6, 4), ("pcie", 8, 0), ("pcie", 8, 9),
+])  # fmt: skip
+def test_sockets_have_as_many_ranks_each(link, world, islands):
+    with pytest.raises(UsageError, match="islands"):
+        Topology.of("h100-sxm", link, world, islands)
+
+
+@pytest.mark.parametrize("key", ["l20-pcie3-tp8", "l20-pcie1-tp8", "h200-nvlink2-tp8"])
+def test_keys_of_no_topology(key):
+    with pytest.raises(UsageError, match="topology"):
+        split_topology(key)

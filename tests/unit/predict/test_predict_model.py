@@ -20,11 +20,12 @@ from fluxgen.core.topology import GPUS, Topology
 from fluxgen.predict import predict, predict_baseline, predict_step
 from fluxgen.predict.constants import COPY_PCIE_US, COPY_US
 from fluxgen.predict.gemm import Grid, gemm_time
-from fluxgen.predict.link import copy_arrivals, nccl_us
+from fluxgen.predict.link import copy_arrivals, crossing, nccl_us
 from fluxgen.predict.overlap import first_need, last_touch
 
 H100 = Topology.of("h100-sxm", "nvlink", 8)
 KERNELS = list(kernel_space(Signature.of("ag_gemm"), H100.gpu))
+PCIE_KERNEL = KernelConfig(128, 128, 64, 1, 1, Schedule.MULTISTAGE_4, 3)
 
 ops = st.sampled_from(list(Op))
 problems = st.builds(
@@ -217,6 +218,29 @@ def test_draining_over_pcie_hides_the_gemm_or_the_copies() -> None:
     assert late.time_us > drained.time_us + 0.8 * drained.gemm_us
     # Each copy costs.
     assert of((1,) * 8, 8).comm_us == pytest.approx(drained.comm_us + 42 * COPY_PCIE_US)
+
+
+def test_a_ring_crosses_the_sockets_link_once() -> None:
+    """Pulled, sixteen slabs cross it each way; forwarded, each rank's own link is the bound."""
+    one, two = (Topology.of("l20", "pcie", 8, islands) for islands in (1, 2))
+    assert crossing(one) == 1
+    assert crossing(two) == pytest.approx((16 / 40) / (7 / 25))
+    pull, ring = RunConfig((8,)), RunConfig((8,), transport=Transport.COPY_ENGINE_RING)
+    pulled = copy_arrivals(25e6, pull, two, pull.shares)
+    ringed = copy_arrivals(25e6, ring, two, ring.shares)
+    assert [v for v, *_ in ringed] == [v for v, *_ in pulled]
+    assert pulled[-1][2] > 1.4 * ringed[-1][2]
+    alone = copy_arrivals(25e6, pull, one, pull.shares)
+    assert ringed[-1][2] == pytest.approx(alone[-1][2] + 6 * two.latency_us)
+    # Few sockets' GPUs are no faster than their link; many small slabs are not slower than one.
+    assert crossing(Topology.of("l20", "pcie", 2, 2)) == 1
+    best = min(
+        run_space(Problem(Signature.of("ag_gemm"), 8192, 512, 12288, 8), two, PCIE_KERNEL),
+        key=lambda run: predict(
+            Problem(Signature.of("ag_gemm"), 8192, 512, 12288, 8), two, PCIE_KERNEL, run
+        ).time_us,
+    )
+    assert best.transport is Transport.COPY_ENGINE_RING
 
 
 def test_k_chunks_cut_the_first_remote_group_and_double() -> None:

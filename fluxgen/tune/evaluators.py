@@ -142,8 +142,11 @@ def resolve(name: str, topology: Topology) -> str:
 def can_measure(topology: Topology) -> bool:
     """Whether this machine has the topology's GPU, and a Torch that can use it.
 
-    NVLink is imitated; over PCIe the host's memory stands for the peers.
+    NVLink is imitated; over PCIe the host's memory stands for the peers. Nothing stands for the
+    link between two sockets.
     """
+    if topology.islands > 1:
+        return False
     try:
         found = devices()
     except ToolchainError:
@@ -184,6 +187,11 @@ def make_evaluator(name: str, topology: Topology, store: Path | None = None) -> 
         return ReplayEvaluator(name.removeprefix("replay:"))
     if name == "device":
         if not can_measure(topology):
+            if topology.islands > 1:
+                raise UsageError(
+                    f"evaluator 'device': {topology.key}: what crosses from socket to socket cannot "
+                    "be measured on one GPU; measure over --link pcie, or use --evaluator predict"
+                )
             raise UsageError(
                 f"evaluator 'device': expected a GPU {topology.gpu.name} in this machine, and a "
                 "Torch built for CUDA; found none. Measure there, or use --evaluator predict"

@@ -249,6 +249,15 @@ def test_auto_measures_where_the_gpu_is() -> None:
         expected = "device" if torch.version.cuda else "predict"
         assert resolve("auto", topology) == expected
     assert resolve("replay:x", topology) == "replay:x"
+    sockets = Topology.of(topology.gpu, "pcie", 8, 2)
+    with (
+        mock.patch.object(evaluators, "devices", lambda: (here,)),
+        mock.patch.object(evaluators, "torch_has_cuda", lambda: True),
+    ):
+        assert resolve("auto", Topology.of(topology.gpu, "pcie", 8)) == "device"
+        assert resolve("auto", sockets) == "predict"
+        with pytest.raises(UsageError, match="socket to socket"):
+            make_evaluator("device", sockets)
 
 
 def test_the_predicted_baseline_and_an_illegal_candidate() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fluxgen.core.config import Transport
 from fluxgen.core.record import Record
 
 
@@ -55,10 +56,20 @@ def record_rows(records: Iterable[Record]) -> list[list[object]]:
     ]
 
 
+_MOVES = {
+    Transport.COPY_ENGINE_PULL.value: "pull",
+    Transport.COPY_ENGINE_PUSH.value: "push",
+    Transport.COPY_ENGINE_RING.value: "ring",
+    Transport.COPY_ENGINE_DRAIN.value: "drain",
+    Transport.PEER_STORE.value: "store",
+    Transport.SM_COPY.value: "copy by SMs",
+}
+
+
 def run_text(run: Mapping[str, Any]) -> str:
-    """A run configuration on one line: ``groups 1-2-5, panel 4, m x2, span 2``."""
+    """A run configuration on one line: ``pull, groups 1-2-5, panel 4, m x2, span 2``."""
     groups = "-".join(map(str, run["groups"])) or "all"
-    parts = [f"groups {groups}", f"panel {run['panel'] or 'all'}"]
+    parts = [_MOVES[run["transport"]], f"groups {groups}", f"panel {run['panel'] or 'all'}"]
     parts.append(f"{run['chunk_axis']} x{run['chunks']}")
     if run["span"] > 1:
         parts.append(f"span {run['span']}")

@@ -189,8 +189,8 @@ def make_evaluator(name: str, topology: Topology, store: Path | None = None) -> 
         if not can_measure(topology):
             if topology.islands > 1:
                 raise UsageError(
-                    f"evaluator 'device': {topology.key}: what crosses from socket to socket cannot "
-                    "be measured on one GPU; measure over --link pcie, or use --evaluator predict"
+                    f"evaluator 'device': {topology.key}: one GPU has no link from socket to "
+                    "socket to measure; use --link pcie, or --evaluator predict"
                 )
             raise UsageError(
                 f"evaluator 'device': expected a GPU {topology.gpu.name} in this machine, and a "

@@ -237,7 +237,7 @@ def test_six_tuners_at_once_on_one_database(home):
     assert {len(d["records"]) for d in documents} == {8}
 
 
-@pytest.mark.parametrize("target", ["a100-sxm-80gb:nvlink", "l20:pcie", "a100-pcie-80gb:pcie"])
+@pytest.mark.parametrize("target", ["a100-sxm-80gb:nvlink", "l20:pcie", "l20:pcie2"])
 def test_every_corner_is_tuned_and_looked_up(home, capsys, target):
     gpu, link = target.split(":")
     where = ["--target", gpu, "--link", link]
@@ -247,8 +247,9 @@ def test_every_corner_is_tuned_and_looked_up(home, capsys, target):
     assert schedules <= {"multistage4", "multistage8"}
     transports = {r["run"]["transport"] for r in found["records"] if r["run"]}
     copies = {"copy_engine_pull", "copy_engine_drain"}
-    usual = copies if link == "pcie" else {"copy_engine_push", "peer_store"}
-    assert transports <= {*usual, "sm_copy"}
+    ring = {"copy_engine_ring"} if link == "pcie2" else set()
+    usual = {"copy_engine_push", "peer_store"} if link == "nvlink" else copies | ring
+    assert ring <= transports <= {*usual, "sm_copy"}
     r = found["records"][0]["problem"]
     sizes = [x for key in "mnk" for x in (f"--{key}", str(r[key]))]
     seen = run(capsys, "lookup", "--op", r["op"], *sizes, "--tp", "8", *where, "--json")

@@ -256,7 +256,7 @@ def test_auto_measures_where_the_gpu_is() -> None:
     ):
         assert resolve("auto", Topology.of(topology.gpu, "pcie", 8)) == "device"
         assert resolve("auto", sockets) == "predict"
-        with pytest.raises(UsageError, match="socket to socket"):
+        with pytest.raises(UsageError, match="socket to"):
             make_evaluator("device", sockets)
 
 

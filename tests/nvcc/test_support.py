@@ -29,7 +29,7 @@ def support(tmp_path_factory, toolchain):
 def group(**changes):
     v = {"world": 4, "rank": 1, "stage": 1 << 20, "half": 1 << 20, "peer": ADDRESS, **changes}
     made = abi.Group(world=v["world"], rank=v["rank"], stage_bytes=v["stage"], half_bytes=v["half"])
-    made.gathered_bytes = 4 << 20
+    made.gathered_bytes = made.drained_bytes = 4 << 20
     for peer in range(4):
         made.peers[peer] = v["peer"]
     return made
@@ -46,7 +46,11 @@ def pull(**changes):
 
 
 def push(**changes):
-    return pull(**{"gathered": 0, "x": ADDRESS, "row_stride_bytes": 256, "push": 1, **changes})
+    return pull(**{"gathered": 0, "x": ADDRESS, "row_stride_bytes": 256, "kind": abi.PUSH, **changes})
+
+
+def drain(**changes):
+    return pull(**{"gathered": 0, "kind": abi.DRAIN, **changes})
 
 
 def reduce(**changes):
@@ -83,14 +87,21 @@ def reduce(**changes):
         (reduce(d=ADDRESS + 2), "d:"),
         (reduce(bias=ADDRESS + 2), "bias:"),
         (reduce(chunk_rows=-1), "16 chunks"),
-        (reduce(n=1 << 20, d_row_stride=1 << 20), "does not fit one half"),
+        (pull(kind=9), "kind:"),
+        (push(kind=abi.RING, x=0), "x:"),
+        (push(kind=abi.RING, rows=1 << 13), "at most 16 chunks of slabs that fit"),
+        (drain(chunk_axis=1), "chunks of rows"),
+        (drain(rows=1 << 13), "at most 16 chunks of slabs that fit"),
+        (reduce(n=1 << 20, d_row_stride=1 << 20), "does not fit"),
+        (reduce(n=1 << 20, d_row_stride=1 << 20, drain=1), "does not fit"),
+        (reduce(drain=2), "drain:"),
         (reduce(dtype=2), "dtype:"),
     ],
 )
 def test_what_it_cannot_take_is_refused_on_the_host(support, args, words):  # C07, D05, I03
     calls = {
         abi.BeginArgs: lambda: support.begin(args, 0),
-        abi.CopyArgs: lambda: support.copy(args, 0, 0, 0, 0),
+        abi.CopyArgs: lambda: support.copy(args, 0, (0, 0, 0), 0),
         abi.ReduceArgs: lambda: support.reduce(args, 0),
     }
     with pytest.raises(KernelError, match=words):
@@ -98,7 +109,7 @@ def test_what_it_cannot_take_is_refused_on_the_host(support, args, words):  # C0
 
 
 def test_whole_calls_pass_on_what_their_parts_refuse(support):
-    parts = begin(rows=0), pull(chunk_size=-1), reduce(n=60)
+    parts = begin(rows=0), pull(chunk_size=-1), reduce(n=60), reduce(), drain(chunk_axis=1)
     call = abi.GatherCall(begin=ct.addressof(parts[0]))
     with pytest.raises(KernelError, match="x:"):
         support.gather(ct.addressof(call), 0, ErrorText())
@@ -110,11 +121,20 @@ def test_whole_calls_pass_on_what_their_parts_refuse(support):
     @ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_void_p, ct.c_int64)
     def launch(args, stream, message, size):
         launched.append((args, stream))
-        return 0
+        return 2
 
     gemm = abi.GemmCall(launch=ct.cast(launch, ct.c_void_p).value, args=12345)
     call = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(parts[2]))
     with pytest.raises(KernelError, match="d:"):
+        support.scatter(ct.addressof(call), 99, ErrorText())
+    assert launched == [], "a GEMM without its reduction would raise flags of a call that is none"
+    call.reduce = ct.addressof(parts[3])
+    call.copy = ct.addressof(parts[4])
+    with pytest.raises(KernelError, match="chunks of rows"):
+        support.scatter(ct.addressof(call), 99, ErrorText())
+    assert launched == []
+    call.copy = None
+    with pytest.raises(KernelError):
         support.scatter(ct.addressof(call), 99, ErrorText())
     assert launched == [(12345, 99)]
     call.abi_version = 1

@@ -113,7 +113,7 @@ class OneRank(Alone):
         begin = abi.BeginArgs(
             group=self.group, x=x.data_ptr(), rows=problem.m_local, row_bytes=row_bytes,
             row_stride_bytes=row_bytes, gathered=x.data_ptr(), keep=run.span > 1,
-            pull=False, push=run.transport is Transport.COPY_ENGINE_PUSH,
+            pull=False, push=run.transport.pushes,
         )  # fmt: skip
         args.own, args.own_row_stride = x.data_ptr(), problem.k
         base = self.mine.data_ptr()

@@ -236,9 +236,21 @@ class Session:
         return self._read(self._trials())
 
     def baseline_pending(self) -> bool:
-        """Whether another tuner is timing the baseline, which nobody has done yet."""
-        history = self.history()
-        return None in history.open and None not in history.times
+        """Whether another tuner is timing the baseline, which nobody has done yet.
+
+        Or may be: a trial that has just been begun does not say yet what it is of.
+        """
+        trials = self._trials()
+        history = self._read(trials)
+        if None in history.times or None in history.failed:
+            return False
+        unnamed = any(
+            trial.state == TrialState.RUNNING
+            and VOID not in trial.user_attrs
+            and not self._complete(trial.params)
+            for trial in trials
+        )
+        return unnamed or None in history.open
 
     def _read(self, trials: Sequence[Any]) -> plan.History:
         known = self._known

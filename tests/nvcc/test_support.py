@@ -46,7 +46,8 @@ def pull(**changes):
 
 
 def push(**changes):
-    return pull(**{"gathered": 0, "x": ADDRESS, "row_stride_bytes": 256, "kind": abi.PUSH, **changes})
+    v = {"gathered": 0, "x": ADDRESS, "row_stride_bytes": 256, "kind": abi.PUSH}
+    return pull(**{**v, **changes})
 
 
 def drain(**changes):

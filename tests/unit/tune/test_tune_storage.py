@@ -22,7 +22,7 @@ from fluxgen.tune.candidates import Candidates
 from fluxgen.tune.owners import PREFIX, alive, others_alive, this_owner
 from fluxgen.tune.plan import History
 from fluxgen.tune.search import study_name
-from fluxgen.tune.tuner import VOID, Session, open_storage
+from fluxgen.tune.tuner import BASELINE, VOID, Session, open_storage
 
 HELPER = Path(__file__).with_name("tuning_helpers.py")
 ROOT = Path(__file__).parents[3]
@@ -126,6 +126,21 @@ def test_a_tuner_whose_trials_are_used_up_waits_for_anothers_baseline(tmp_path) 
     for result in results:
         assert not result.failed
         assert [r.baseline_us for r in result.records] == [1000.0]
+
+
+def test_a_trial_that_does_not_say_yet_what_it_is_of_may_be_the_baseline(tmp_path) -> None:
+    """Under load the process that has begun it may take seconds to write that down."""
+    storage = open_storage(f"sqlite:///{tmp_path}/s.sqlite3")
+    one, other = session(storage), session(storage)
+    trial = one.study.ask()
+    assert trial.params == {}
+    assert other.baseline_pending()
+    assert trial.suggest_categorical("kernel", one._space["kernel"].choices) == BASELINE
+    assert other.baseline_pending()
+    one.study.tell(trial, 5.0)
+    assert not other.baseline_pending()
+    one.study.ask()  # of a fused candidate: the baseline is known
+    assert not other.baseline_pending()
 
 
 def test_eight_processes_share_one_sqlite_file(tmp_path) -> None:

@@ -31,6 +31,9 @@ from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
 START_S = 180.0
 """Until a process is ready: it imports Torch, makes a context and checks the GPU."""
 
+KILLED_S = 30.0
+"""Until a killed process is gone. One that the driver holds may never be."""
+
 _TAIL = 2000
 """Bytes of the process's output that an error shows the last line of."""
 
@@ -103,7 +106,8 @@ class ProcessEvaluator:
         """Time one candidate; it fails if the process dies or takes longer than ``timeout_s``.
 
         Raises:
-            MachineError: no new process comes up, or the evaluator says that the machine is broken.
+            MachineError: no new process comes up, one that hangs cannot be killed, or the evaluator
+            says that the machine is broken.
         """
         outcome, value = self._ask("evaluate", problem, topology, kernel, run)
         if outcome == "done":
@@ -157,7 +161,11 @@ class ProcessEvaluator:
         self.kind, self.provenance, self.versions = value
 
     def _receive(self, seconds: float) -> tuple[str, Any]:
-        """What the process answers, or ``died`` or ``hung`` and how that was; then it is ended."""
+        """What the process answers, or ``died`` or ``hung`` and how that was; then it is ended.
+
+        Raises:
+            MachineError: it hangs and cannot be killed.
+        """
         assert self._pipe is not None
         try:
             if self._pipe.poll(seconds):
@@ -165,7 +173,13 @@ class ProcessEvaluator:
                 return answer
         except (EOFError, ConnectionError):
             return "died", self._how_it_ended()
-        self._end()
+        pid = self._process.pid if self._process is not None else 0
+        if not self._end():
+            raise MachineError(
+                f"the evaluator's process {pid} did not answer for {seconds:g} s, and was there "
+                f"{KILLED_S:g} s after it was killed: the driver holds it. Measure on another GPU, "
+                "or restart the machine; all finished trials are kept"
+            )
         return "hung", f"did not answer for {seconds:g} s and was killed"
 
     def _how_it_ended(self) -> str:
@@ -187,16 +201,22 @@ class ProcessEvaluator:
         self._end()
         return f"{how}: {lines[-1]}" if lines else how
 
-    def _end(self) -> None:
+    def _end(self) -> bool:
+        """Kill the process, if there is one; whether it is gone."""
         process, self._process = self._process, None
+        gone = True
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            try:
+                process.wait(KILLED_S)
+            except subprocess.TimeoutExpired:
+                gone = False
         for resource in (self._pipe, self._output):
             if resource is not None:
                 resource.close()
         self._pipe = self._output = None
+        return gone
 
 
 def _make(maker: str, options: Mapping[str, Any]) -> Evaluator:

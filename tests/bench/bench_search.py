@@ -19,6 +19,7 @@ import math
 import shlex
 import statistics
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,7 +35,7 @@ from fluxgen.runtime.kernels import source_of
 from fluxgen.tune import PredictEvaluator, Recorder, ReplayEvaluator, tune
 from fluxgen.tune.candidates import Candidates
 from fluxgen.tune.device.schedule import unfused_us
-from fluxgen.tune.evaluators import DEVICE_TIMEOUT_S, Evaluator
+from fluxgen.tune.evaluators import Evaluator
 from fluxgen.tune.worker import ProcessEvaluator
 
 SHAPES = (
@@ -49,6 +50,9 @@ SHAPES = (
 
 BUDGETS = (16, 32, 64, 128)
 """Trials of the searches that are compared, and 15 % of the sweep's besides."""
+
+BRIEF_TIMEOUT_S = 20.0
+"""A brief trial takes milliseconds, the first one of a process some seconds."""
 
 SHARE, WANTED = 0.15, 1.02
 """With this share of the trials the best found should be within this factor of the best."""
@@ -85,6 +89,8 @@ def sweep(
                     continue
             recorder.evaluate(problem, topology, kernel, run)
             made += 1
+            if made % 200 == 0:
+                print(f"{time.strftime('%H:%M:%S')}: {made}", file=sys.stderr, flush=True)
         print(f"{problem.key}: {made} trials", file=sys.stderr, flush=True)
     return made
 
@@ -230,7 +236,7 @@ def main() -> int:
                 ProcessEvaluator(
                     "fluxgen.tune.device.evaluator:make",
                     {"gpu": topology.gpu, "check": False, "brief": True},
-                    timeout_s=DEVICE_TIMEOUT_S,
+                    timeout_s=BRIEF_TIMEOUT_S,
                 )
             )
         print(json.dumps({"trials": sweep(problems, topology, evaluator, file)}))

@@ -18,7 +18,7 @@ from tuning_helpers import PROBLEM, TOPOLOGY
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.errors import MachineError, UnsupportedError
 from fluxgen.db.database import Database
-from fluxgen.tune import tune
+from fluxgen.tune import tune, worker
 from fluxgen.tune.worker import ProcessEvaluator
 
 HERE = Path(__file__).parent
@@ -93,6 +93,19 @@ def test_one_that_hangs_is_killed_in_time(device, tmp_path):
     with pytest.raises(ProcessLookupError):
         os.kill(int(asked(tmp_path)[-1][0]), 0)
     assert evaluator.evaluate(PROBLEM, TOPOLOGY, kernel(128), RUN).ok
+
+
+def test_one_that_cannot_be_killed_ends_the_search(device, tmp_path, monkeypatch):
+    """As one that the driver holds: a tuner that waited for it would hang with it."""
+    evaluator = device(n96="hang", timeout_s=1.0)
+    with monkeypatch.context() as immortal:
+        immortal.setattr(worker, "KILLED_S", 0.5)
+        immortal.setattr(worker.os, "killpg", lambda pid, how: None)
+        start = time.monotonic()
+        with pytest.raises(MachineError, match="after it was killed: the driver holds it"):
+            evaluator.evaluate(PROBLEM, TOPOLOGY, kernel(96), RUN)
+        assert time.monotonic() - start < 10
+    os.kill(int(asked(tmp_path)[-1][0]), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

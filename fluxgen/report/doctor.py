@@ -14,7 +14,7 @@ from fluxgen.core.errors import FluxgenError
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.db.database import Database
 from fluxgen.db.verify import verify_packs
-from fluxgen.runtime.device import devices
+from fluxgen.runtime.device import devices, islands
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ def _gpu() -> str:
     if not visible:
         raise _MissingError("the driver sees no GPU; predictions and builds work without one")
     names = ", ".join(f"{d.name} ({d.gpu.arch}, {d.gpu.sm_count} SMs)" for d in visible)
-    return f"{names}; driver for CUDA {visible[0].driver}"
+    sockets = islands(visible, len(visible))
+    where = f"; on {sockets} sockets, over PCIe: --link pcie{sockets}" if sockets > 1 else ""
+    return f"{names}; driver for CUDA {visible[0].driver}{where}"
 
 
 def _package(name: str, how: str) -> str:

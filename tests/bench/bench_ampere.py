@@ -98,7 +98,7 @@ def sources() -> dict[str, Source]:
 def build() -> int:
     """Compile into ``FLUXGEN_STORE``."""
     results = build_all([*sources().values()], toolchain.find(), Store())
-    failed = [r for r in results if r.error is not None]
+    failed = [r for r in results if r.status == "failed"]
     for result in failed:
         print(result.error, file=sys.stderr)
     print(f"{len(results) - len(failed)} of {len(results)} compiled")

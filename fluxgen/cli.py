@@ -36,7 +36,7 @@ from fluxgen.core.errors import (
 )
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
 from fluxgen.core.settings import Settings, data_dir
-from fluxgen.core.topology import Gpu, LinkKind, Topology, parse_gpu
+from fluxgen.core.topology import Gpu, Topology, parse_gpu
 
 if TYPE_CHECKING:
     from fluxgen.tune import CompiledKernels, Evaluator
@@ -121,8 +121,7 @@ def _target(name: str, tp: int) -> Gpu:
 
 def _topology(target: str, link: str, tp: int) -> Topology:
     check_int("tp", tp, 1, MAX_WORLD)
-    kind, islands = LinkKind.with_islands(link)
-    return Topology.of(_target(target, tp), kind, tp, islands)
+    return Topology.of(_target(target, tp), link, tp)
 
 
 @contextmanager

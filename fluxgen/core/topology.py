@@ -295,6 +295,8 @@ class Topology:
     def of(cls, gpu: Gpu | str, link: LinkKind | str, world: int, islands: int = 1) -> Topology:
         """The topology of ``world`` such GPUs with the link's usual bandwidth and latency.
 
+        The text of a link may name the sockets: ``pcie2``.
+
         Copies reach about 0.88 of NVLink's datasheet rate and all of the ``pcie_gbs`` above.
 
         Raises:
@@ -302,7 +304,8 @@ class Topology:
             islands that the ranks do not fill evenly, or of NVLink.
         """
         the_gpu = gpu if isinstance(gpu, Gpu) else parse_gpu(gpu)
-        kind = link if isinstance(link, LinkKind) else LinkKind.parse(link)
+        kind, named = (link, 1) if isinstance(link, LinkKind) else LinkKind.with_islands(link)
+        islands = named if islands == 1 else islands
         check_int("world", world, 1, MAX_WORLD)
         if kind is LinkKind.NVLINK and the_gpu.nvlink_gbs <= 0:
             raise UsageError(f"link: {the_gpu.name} has no NVLink; use --link pcie")

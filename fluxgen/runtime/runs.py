@@ -92,7 +92,11 @@ class _Run:
         kernel = kernels.fused_kernel(problem.signature, winner.kernel, winner.arch)
         # One of several weights may be narrower than the record's panel.
         run = replace(winner.run, panel=min(winner.run.panel, panel_limit(problem, winner.kernel)))
-        return kernel, gemm_args(group, problem, winner.kernel, run)
+        args = gemm_args(group, problem, winner.kernel, run)
+        if run.transport.copies:
+            fused = self.fused
+            args.sms = min(args.sms or fused.sms, fused.sms - fused.reserved)
+        return kernel, args
 
     def readable(self, x: torch.Tensor, w: torch.Tensor) -> tuple[int, int] | None:
         """Row strides of x and a weight if TMA can read such where they lie, at aligned addresses.
@@ -146,8 +150,6 @@ class GatherRun(_Run):
         self._gemms = (abi.GemmCall * len(winner.problems))()
         for i, problem in enumerate(winner.problems):
             kernel, args = self._gemm(group, problem)
-            if by_copies:
-                args.sms = min(args.sms or fused.sms, fused.sms - fused.reserved)
             args.a_row_stride, args.d_row_stride = problem.k, problem.n
             args.ends_call = i == len(winner.problems) - 1
             self._gemms[i] = kernel.call(args)
@@ -289,7 +291,6 @@ class ScatterRun(_Run):
         )
         if self.winner.run.transport.copies:
             fused = self.fused
-            self._args.sms = min(self._args.sms or fused.sms, fused.sms - fused.reserved)
             self._reduce.drain = True
             self._copy = copy_args(group, first, self.winner.kernel, self.winner.run)
             self._call.copy = ct.addressof(self._copy)

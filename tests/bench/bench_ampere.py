@@ -29,7 +29,7 @@ from fluxgen.build.builder import build_all
 from fluxgen.build.compiler import Source
 from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_kernel, render_support
-from fluxgen.codegen.space import why_illegal, why_illegal_kernel
+from fluxgen.codegen.space import default_transport, why_illegal, why_illegal_kernel
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
@@ -124,6 +124,7 @@ def measure(problem: Problem) -> dict[str, Any]:
 
         return call
 
+    transport = default_transport(problem.signature, TOPOLOGY.link)
     want = bench.a[0] @ bench.b[0].t()
     for tile in TILES:
         found = Store().find(tile.source)
@@ -140,7 +141,7 @@ def measure(problem: Problem) -> dict[str, Any]:
         kernel = fused_kernel(signature, tile.ours, "sm80")
         for groups in GROUPS:
             for panel in PANELS:
-                run = RunConfig(groups, panel, transport=_transport(problem))
+                run = RunConfig(groups, panel, transport=transport)
                 if why_illegal(problem, TOPOLOGY, tile.ours, run) is None:
                     name = f"fluxgen {tile.ours.name} {groups} p{panel}"
                     calls[name] = lambda i, k=kernel, r=run: bench.fused(k, r, i)
@@ -166,12 +167,6 @@ def measure(problem: Problem) -> dict[str, Any]:
         "quartiles": [low, high],
         "all_ms": medians,
     }
-
-
-def _transport(problem: Problem) -> Any:
-    from fluxgen.codegen.space import default_transport
-
-    return default_transport(problem.signature, TOPOLOGY.link)
 
 
 def main() -> int:

@@ -57,8 +57,8 @@ typedef struct fluxgen_begin_args {
 
 // The copy-engine transports, chunk by chunk. ag_gemm: pull every peer's slab out of its stage, or
 // push x into every peer's gathered matrix, which then is the one in its workspace, or forward x and
-// what has come into it to the rank before. gemm_rs: drain
-// the outbox, each chunk once its tiles are there.
+// what has come into it to the rank before. gemm_rs: drain the outbox, each chunk once its tiles are
+// there.
 typedef struct fluxgen_copy_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_copy_args)

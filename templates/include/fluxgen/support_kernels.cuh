@@ -152,6 +152,11 @@ __global__ void settle_kernel(fluxgen_group group) {
                 load_relaxed(workspace_word(mine, kBegunOffset)));
 }
 
+// The rank that this one sends to round the ring.
+__host__ __device__ __forceinline__ int32_t rank_before(fluxgen_group const& group) {
+  return (group.rank + group.world - 1) % group.world;
+}
+
 // The epoch of a call, for its copies. Pushes come after the kernel that begins an ag_gemm, pulls
 // beside it, and before its GEMMs end. A gemm_rs ends after the last of its copies.
 __device__ __forceinline__ uint32_t copies_epoch(fluxgen_group const& group, int32_t kind) {
@@ -189,8 +194,7 @@ __global__ void await_kernel(AwaitArguments args) {
   } else if (args.kind == FLUXGEN_RING && peer != group.rank) {
     wait_epoch(gathered_flag(mine, peer, args.chunk), epoch, group, kTransportOp, peer, args.chunk);
   } else {
-    int32_t const of =
-        args.kind == FLUXGEN_RING ? (group.rank + group.world - 1) % group.world : peer;
+    int32_t const of = args.kind == FLUXGEN_RING ? rank_before(group) : peer;
     wait_epoch(ready_flag(mine, of), epoch, group, kTransportOp, of, 0);
   }
 }
@@ -218,16 +222,12 @@ __global__ void raise_kernel(RaiseArguments args) {
     }
     return;
   }
-  if (args.kind == FLUXGEN_RING) {  // `peer` is the slab's rank
-    int32_t const to = (group.rank + group.world - 1) % group.world;
+  if (args.kind != FLUXGEN_PULL) {
+    bool const ring = args.kind == FLUXGEN_RING;
+    int32_t const to = ring ? rank_before(group) : args.peer;
+    int32_t const slab = ring ? args.peer : group.rank;
     if (aborted_by(group) == 0u) {
-      store_release_system(gathered_flag(group.peers[to], args.peer, args.chunk), epoch);
-    }
-    return;
-  }
-  if (args.kind == FLUXGEN_PUSH) {
-    if (aborted_by(group) == 0u) {
-      store_release_system(gathered_flag(group.peers[args.peer], group.rank, args.chunk), epoch);
+      store_release_system(gathered_flag(group.peers[to], slab, args.chunk), epoch);
     }
     return;
   }

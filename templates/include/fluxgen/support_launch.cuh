@@ -134,9 +134,11 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.drain < 0 || args.drain > 1) {
     return refuse(message, size, "drain: expected 0 or 1");
   }
-  if (args.group.world * args.rows * args.n * 2 >
-      (args.drain ? args.group.drained_bytes : args.group.half_bytes)) {
-    return refuse(message, size, "the inbox does not fit the workspace");
+  int64_t const inbox = args.group.world * args.rows * args.n * 2;
+  if (inbox > (args.drain ? args.group.drained_bytes : args.group.half_bytes)) {
+    return refuse(message, size,
+                  args.drain ? "the inbox does not fit the part of the workspace that is drained into"
+                             : "the inbox does not fit one half of the workspace");
   }
   if (args.dtype != 0 && args.dtype != 1) {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
@@ -323,7 +325,7 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
     to = drained_slab(group, copy.peer, group.rank, slab);
     from = outbox_slab(group, copy.peer, slab);
   } else if (ring) {
-    to = pushed_matrix(group, (group.rank + group.world - 1) % group.world) + copy.peer * slab;
+    to = pushed_matrix(group, rank_before(group)) + copy.peer * slab;
     from = from_x ? from : pushed_matrix(group, group.rank) + copy.peer * slab;
   } else if (pushes) {
     to = pushed_matrix(group, copy.peer) + group.rank * slab;

@@ -192,6 +192,7 @@ def test_a_link_may_name_its_sockets(text, kind, islands):
     assert LinkKind.with_islands(text) == (kind, islands)
     topology = Topology.of("h100-sxm", kind, 8, islands)
     assert topology_of(topology.key) == topology
+    assert Topology.of("h100-sxm", text, 8) == topology
 
 
 @pytest.mark.parametrize("text", ["pcie1", "pcie9", "nvlink2", "pcie22", "2", ""])

@@ -286,35 +286,29 @@ def span_choices(problem: Problem, kernel: KernelConfig) -> tuple[int, ...]:
 
 def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Iterator[RunConfig]:
     """Every legal run-time configuration of ``kernel`` for ``problem``, in a fixed order."""
+    proposed = _proposed_runs(problem, topology, kernel)
+    return (run for run in proposed if why_illegal(problem, topology, kernel, run) is None)
+
+
+def _proposed_runs(
+    problem: Problem, topology: Topology, kernel: KernelConfig
+) -> Iterator[RunConfig]:
+    """All worth trying, legal or not."""
     transport = default_transport(problem.signature, topology.link)
+    groupings, spans = group_choices(problem.op, problem.tp), span_choices(problem, kernel)
     cuts = [(ChunkAxis.M, chunks) for chunks in (1, 2, 4, 8)]
     if problem.op is Op.AG_GEMM:
         cuts += [(ChunkAxis.K, chunks) for chunks in K_CHUNKS]
-    for groups, panel, (axis, chunks), span in product(
-        group_choices(problem.op, problem.tp),
-        PANELS,
-        cuts,
-        span_choices(problem, kernel),
-    ):
-        run = RunConfig(groups, panel, axis, chunks, 0, transport, span)
-        if why_illegal(problem, topology, kernel, run) is None:
-            yield run
-    if problem.op is Op.AG_GEMM and topology.islands > 1:
-        for groups, panel, (axis, chunks) in product(
-            group_choices(problem.op, problem.tp), (0, 4), cuts
-        ):
-            run = RunConfig(groups, panel, axis, chunks, 0, Transport.COPY_ENGINE_RING)
-            if why_illegal(problem, topology, kernel, run) is None:
-                yield run
+    for groups, panel, (axis, chunks), span in product(groupings, PANELS, cuts, spans):
+        yield RunConfig(groups, panel, axis, chunks, 0, transport, span)
     if problem.op is Op.AG_GEMM:
+        if topology.islands > 1:
+            for groups, panel, (axis, chunks) in product(groupings, (0, 4), cuts):
+                yield RunConfig(groups, panel, axis, chunks, 0, Transport.COPY_ENGINE_RING)
         # The SM copy brings all before the GEMM starts: neither an order nor chunks to choose.
-        for panel, span in product(PANELS, span_choices(problem, kernel)):
-            run = RunConfig((problem.tp,), panel, transport=Transport.SM_COPY, span=span)
-            if why_illegal(problem, topology, kernel, run) is None:
-                yield run
+        for panel, span in product(PANELS, spans):
+            yield RunConfig((problem.tp,), panel, transport=Transport.SM_COPY, span=span)
     elif transport is not Transport.PEER_STORE:
         # Stores of the kernel as well: for slabs so short that a copy costs more than its bytes.
-        for groups in group_choices(problem.op, problem.tp):
-            run = RunConfig(groups, transport=Transport.PEER_STORE)
-            if why_illegal(problem, topology, kernel, run) is None:
-                yield run
+        for groups in groupings:
+            yield RunConfig(groups, transport=Transport.PEER_STORE)

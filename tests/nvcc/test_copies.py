@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as ct
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -32,13 +33,13 @@ extern "C" __attribute__((visibility("default"))) int64_t copies_of(fluxgen_copy
     int64_t const row[] = {c.peer, c.chunk, c.last, int64_t(c.awaited),
                            reinterpret_cast<int64_t>(c.to), reinterpret_cast<int64_t>(c.from),
                            int64_t(c.width), int64_t(c.rows), int64_t(c.to_pitch),
-                           int64_t(c.from_pitch)};
+                           int64_t(c.from_pitch), c.awaited_chunk};
     for (int64_t value : row) *out++ = value;
   }
   return count;
 }
 """
-FIELDS = 10
+FIELDS = 11
 BASE, X, GATHERED = 1 << 40, 1 << 44, 1 << 45
 KERNEL = KernelConfig(128, 128, 64)
 
@@ -98,7 +99,7 @@ def test_every_byte_goes_to_its_place_once_in_the_models_order(library, run, row
     assert [c for _, c, *_ in found] == [c for _, c, _ in copy_order(run, made, world)]
     moved = {peer: set() for peer in range(world) if peer != rank}
     ready, ended = 0, set()
-    for peer, chunk, last, awaited, to, source, piece, pieces, to_pitch, from_pitch in found:
+    for peer, chunk, last, awaited, to, source, piece, pieces, to_pitch, from_pitch, _ in found:
         ready |= awaited
         assert ready >> peer & 1, "its peer has been waited for"
         assert peer not in ended
@@ -146,7 +147,7 @@ def test_slabs_are_forwarded_as_the_rank_before_walks_them(library, run, rows, k
         ((rank - 1 + visit) % world, chunk) for visit, chunk, _ in order
     ]
     moved = dict.fromkeys(((rank + i) % world for i in range(world - 1)), 0)
-    for i, (source, _, _, awaited, to, at, piece, pieces, to_pitch, pitch) in enumerate(found):
+    for i, (source, _, _, awaited, to, at, piece, pieces, to_pitch, pitch, _) in enumerate(found):
         own = source == rank
         assert awaited == (1 << source if i == 0 or not own else 0)
         to_slab = BASE * rank + parts.gathered_offset + source * slab  # of rank 0, the one before
@@ -170,45 +171,61 @@ class Machine:
         self.queues = [copies(library, problem, run, r, 0)[2] for r in range(self.world)]
         self.free: dict[object, float] = {}
         self.arrived: dict[tuple[int, int, int], float] = {}  # rank, slab, chunk
+        self.bytes: Counter[tuple[int, int]] = Counter()  # rank, slab
         self.crossed: dict[tuple[int, int, int], list[int]] = {}  # slab, chunk, to which socket
 
     def ends(self, rank: int, slab: int) -> tuple[int, int]:
         """(from, to) of a copy."""
         return (rank, (rank - 1) % self.world) if self.ring else (slab, rank)
 
-    def run(self) -> float:
-        """Do all copies, always the one that can begin first; when the last has ended, in us."""
-        at, now = [0] * self.world, [0.0] * self.world
+    def run(self, late: int | None = None) -> float:
+        """Do all copies, always the one that can begin first; when the last has ended, in us.
+
+        One rank may begin late, after all that the others can do without it.
+        """
+        at, now = [0] * self.world, [1e6 * (rank == late) for rank in range(self.world)]
         while any(i < len(q) for i, q in zip(at, self.queues, strict=True)):
             able = []
             for rank, queue in enumerate(self.queues):
                 if at[rank] == len(queue):
                     continue
-                slab, chunk, *_, width, pieces, _, _ = queue[at[rank]]
+                slab, chunk, *_, width, pieces, _, _, needed = queue[at[rank]]
                 sender, receiver = self.ends(rank, slab)
                 crosses = self.island[sender] != self.island[receiver]
                 used = [("out", sender), ("in", receiver)]
                 used += [("socket", self.island[receiver])] * crosses
                 begin = max(now[rank], *(self.free.get(resource, 0.0) for resource in used))
                 if self.ring and slab != rank:
-                    if (rank, slab, chunk) not in self.arrived:
+                    if (rank, slab, needed) not in self.arrived:
                         continue  # it has not come yet
-                    begin = max(begin, self.arrived[rank, slab, chunk])
+                    begin = max(begin, self.arrived[rank, slab, needed])
                 rate = min(self.gbs, self.socket_gbs) if crosses else self.gbs
-                able.append((begin, rank, slab, chunk, width * pieces / rate / 1e3, used, crosses))
+                moved = width * pieces
+                able.append((begin, rank, slab, chunk, moved, moved / rate / 1e3, used, crosses))
             assert able, "every rank waits for another: a deadlock"
-            begin, rank, slab, chunk, took, used, crosses = min(able, key=lambda c: c[:2])
+            begin, rank, slab, chunk, moved, took, used, crosses = min(able, key=lambda c: c[:2])
             now[rank] = begin + took
             at[rank] += 1
             self.free.update(dict.fromkeys(used, now[rank]))
             receiver = self.ends(rank, slab)[1]
+            self.bytes[receiver, slab] += moved
+            if self.ring and slab != rank:
+                assert self.bytes[receiver, slab] <= self.bytes[rank, slab], "sent before it came"
             self.arrived[receiver, slab, chunk] = now[rank]
             if crosses:
                 self.crossed.setdefault((slab, chunk, self.island[receiver]), []).append(receiver)
         return max(now)
 
 
-@pytest.mark.parametrize("run", [RunConfig(chunks=2), RunConfig((1, 3, 4), 0, ChunkAxis.K, 2)])
+@pytest.mark.parametrize(
+    "run",
+    [
+        RunConfig(chunks=2),
+        RunConfig((1, 3, 4), 0, ChunkAxis.K, 2),
+        RunConfig((1, 1, 6), 0, ChunkAxis.K, 3),
+        RunConfig((), 0, ChunkAxis.K, 2),
+    ],
+)
 @pytest.mark.parametrize(
     ("world", "islands"), [(2, 1), (2, 2), (4, 1), (4, 2), (8, 1), (8, 2), (8, 4)]
 )
@@ -233,6 +250,8 @@ def test_slabs_come_as_they_are_walked_over_any_sockets(library, run, world, isl
             assert times == sorted(times)
         if transport is Transport.COPY_ENGINE_RING:
             assert all(len(receivers) == 1 for receivers in machine.crossed.values())
+    for late in range(world):
+        Machine(library, problem, moved, islands, 25.0, 40.0).run(late)
     pull, ring = took[Transport.COPY_ENGINE_PULL], took[Transport.COPY_ENGINE_RING]
     slabs_us = problem.comm_bytes / 25e3
     if run.chunk_axis is ChunkAxis.M:
@@ -256,13 +275,15 @@ def test_a_gemm_rs_is_drained_chunk_by_chunk(library, rows, chunks):
         ((rank + visit) % world, chunk) for visit in range(1, world) for chunk in range(made)
     ]
     inbox = parts.gathered_offset + parts.gathered
-    for i, (peer, chunk, last, awaited, to, source, piece, pieces, _, _) in enumerate(found):
+    for i, (peer, chunk, last, awaited, to, source, piece, pieces, _, _, needed) in enumerate(
+        found
+    ):
         begin = chunk * size * n * 2
         assert pieces == 1
         assert piece == min(size * n * 2, slab - begin)
         assert to == BASE * (peer + 1) + inbox + rank * slab + begin
         assert source == BASE * (rank + 1) + inbox + parts.drained + peer * slab + begin
-        assert awaited == 1 << peer, "each copy waits for its chunk"
+        assert (awaited, needed) == (1 << peer, chunk), "each copy waits for its chunk"
         assert last == (i == len(found) - 1)
 
 

@@ -262,6 +262,7 @@ struct SlabCopy {
   int chunk;
   bool last;  // of this peer's, or of all that are drained
   uint32_t awaited;  // peers to be ready before it
+  int awaited_chunk;  // of a gemm_rs or round the ring: which has to be here before it
   char* to;
   char const* from;
   size_t width;
@@ -297,6 +298,8 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
   copy.peer = peer_of(turn);
   copy.chunk = columns ? i / cut : (along_k ? 0 : i % chunks);
   copy.last = copy.chunk == (along_k && !columns ? 1 : chunks) - 1;
+  // Round the ring the last slab that comes piece by piece is sent whole: once its last piece is here.
+  copy.awaited_chunk = ring && along_k && !columns && cut > 0 && turn == cut ? chunks - 1 : copy.chunk;
   if (drains) {
     copy.awaited = 1u << copy.peer;
     copy.last = i == count_copies(args, chunks) - 1;
@@ -391,7 +394,7 @@ cudaError_t queue_copies(fluxgen_copy_args const& args, int chunks, CopyStreams 
     if (copy.awaited != 0u) {
       bool const apart = args.kind == FLUXGEN_DRAIN;
       await_kernel<<<1, FLUXGEN_MAX_WORLD, 0, apart ? streams.awaits : streams.copies>>>(
-          AwaitArguments{args.group, args.kind, copy.awaited, copy.chunk});
+          AwaitArguments{args.group, args.kind, copy.awaited, copy.awaited_chunk});
       if (apart) {
         error = cudaEventRecord(streams.event, streams.awaits);
         if (error == cudaSuccess) {

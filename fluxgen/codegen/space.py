@@ -195,6 +195,12 @@ def why_illegal(
     if problem.op is Op.AG_GEMM and run.transport not in AG_TRANSPORTS:
         valid = " or ".join(transport.value for transport in AG_TRANSPORTS)
         return f"transport {run.transport.value} does not carry ag_gemm; use {valid}"
+    if topology.link is LinkKind.HOST and run.transport not in HOST_TRANSPORTS:
+        valid = ", ".join(transport.value for transport in HOST_TRANSPORTS)
+        return (
+            f"transport {run.transport.value}: over the host's memory a kernel would read or write "
+            f"its whole matrix there; use one of {valid}"
+        )
     if run.transport.pushes and problem.signature.return_gathered:
         name = run.transport.value
         return f"transport {name}: the gathered A is the workspace's; use copy_engine_pull"
@@ -216,6 +222,9 @@ AG_TRANSPORTS = (
     Transport.SM_COPY,
 )  # fmt: skip
 """What carries ag_gemm."""
+
+HOST_TRANSPORTS = (Transport.COPY_ENGINE_PULL, Transport.SM_COPY, Transport.PEER_STORE)
+"""What needs of the workspace, where that is host memory, no more than crosses the link anyway."""
 
 RS_TRANSPORTS = (Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN)
 """What carries gemm_rs."""
@@ -240,9 +249,9 @@ def default_transport(signature: Signature, link: LinkKind) -> Transport:
     peers, is a pull, and stores of a kernel back up into it.
     """
     if signature.op is Op.GEMM_RS:
-        over_pcie = link is LinkKind.PCIE
-        return Transport.COPY_ENGINE_DRAIN if over_pcie else Transport.PEER_STORE
-    pulls = signature.return_gathered or link is LinkKind.PCIE
+        drains = link is LinkKind.PCIE
+        return Transport.COPY_ENGINE_DRAIN if drains else Transport.PEER_STORE
+    pulls = signature.return_gathered or link.over_pcie
     return Transport.COPY_ENGINE_PULL if pulls else Transport.COPY_ENGINE_PUSH
 
 

@@ -7,6 +7,7 @@
 | ``FLUXGEN_STORE`` | compiled kernels | ``$FLUXGEN_HOME/store`` |
 | ``FLUXGEN_NVCC`` | the nvcc to use | found by :mod:`fluxgen.build.toolchain` |
 | ``FLUXGEN_CUTLASS`` | CUTLASS include directory | the nvidia-cutlass wheel |
+| ``FLUXGEN_P2P_DISABLE`` | 1: ranks meet in the host's memory; on all ranks alike | 0 |
 | ``FLUXGEN_TIMEOUT_S`` | deadline of device-side waits, seconds | 30 |
 """
 
@@ -30,13 +31,15 @@ class Settings:
     nvcc: str = ""
     cutlass: str = ""
     timeout_s: float = 30.0
+    p2p: bool = True
 
     @classmethod
     def load(cls, env: Mapping[str, str] | None = None) -> Settings:
         """Read the environment. Nothing is created; a missing HOME is no error.
 
         Raises:
-            UsageError: ``FLUXGEN_TIMEOUT_S`` is not a positive number.
+            UsageError: ``FLUXGEN_TIMEOUT_S`` is not a positive number, or ``FLUXGEN_P2P_DISABLE``
+            not 0 or 1.
         """
         e = os.environ if env is None else env
         user = Path(e.get("HOME") or f"/tmp/fluxgen-{os.getuid()}")  # noqa: S108
@@ -49,6 +52,9 @@ class Settings:
             timeout = -1.0
         if not 0 < timeout < 1e6:
             raise UsageError(f"FLUXGEN_TIMEOUT_S: expected a positive number; found {text!r}")
+        disabled = e.get("FLUXGEN_P2P_DISABLE", "") or "0"
+        if disabled not in ("0", "1"):
+            raise UsageError(f"FLUXGEN_P2P_DISABLE: expected 0 or 1; found {disabled!r}")
         return cls(
             home=home,
             db=Path(e.get("FLUXGEN_DB") or home / "tuning.sqlite3"),
@@ -56,6 +62,7 @@ class Settings:
             nvcc=e.get("FLUXGEN_NVCC", ""),
             cutlass=e.get("FLUXGEN_CUTLASS", ""),
             timeout_s=timeout,
+            p2p=disabled == "0",
         )
 
 

@@ -24,6 +24,13 @@ class LinkKind(str, enum.Enum):
 
     NVLINK = "nvlink"
     PCIE = "pcie"
+    HOST = "host"
+    """No GPU reaches another's memory: everything goes through the host's, over PCIe."""
+
+    @property
+    def over_pcie(self) -> bool:
+        """Whether the bytes take the GPUs' PCIe links."""
+        return self is not LinkKind.NVLINK
 
     @classmethod
     def parse(cls, text: str) -> LinkKind:
@@ -35,7 +42,7 @@ class LinkKind(str, enum.Enum):
         try:
             return cls(str(text).strip().lower())
         except ValueError:
-            raise UsageError(f"link: expected nvlink or pcie; found {text!r}") from None
+            raise UsageError(f"link: expected nvlink, pcie or host; found {text!r}") from None
 
     @classmethod
     def with_islands(cls, text: str) -> tuple[LinkKind, int]:
@@ -310,7 +317,7 @@ class Topology:
         if kind is LinkKind.NVLINK and the_gpu.nvlink_gbs <= 0:
             raise UsageError(f"link: {the_gpu.name} has no NVLink; use --link pcie")
         check_int("islands", islands, 1, MAX_ISLANDS)
-        if islands > 1 and (kind is LinkKind.NVLINK or world % islands):
+        if islands > 1 and (kind is not LinkKind.PCIE or world % islands):
             raise UsageError(
                 f"islands: expected 1, or over PCIe a divisor of tp={world}; found {islands}"
             )

@@ -11,7 +11,7 @@ from fluxgen.core.problem import MAX_WORLD
 from fluxgen.core.topology import GPUS, Gpu, LinkKind, Topology
 
 _TOPOLOGY = re.compile(
-    r"(?P<gpu>[a-z0-9][a-z0-9.-]{0,63})-(?P<link>nvlink|pcie)(?P<islands>(?<=pcie)[2-8])?"
+    r"(?P<gpu>[a-z0-9][a-z0-9.-]{0,63})-(?P<link>nvlink|pcie|host)(?P<islands>(?<=pcie)[2-8])?"
     r"-tp(?P<tp>[1-9][0-9]?)",
     re.ASCII,
 )
@@ -27,9 +27,9 @@ def split_topology(key: object) -> tuple[str, LinkKind, int, int]:
     islands = int(match["islands"] or 1) if match else 1
     if match is None or not 1 <= int(match["tp"]) <= MAX_WORLD or int(match["tp"]) % islands:
         raise UsageError(
-            "topology: expected <gpu>-<nvlink|pcie>-tp<1..16> with a normalised GPU name, e.g. "
-            "h100-sxm-nvlink-tp8, or pcie2 to pcie8 for as many sockets, each with as many ranks; "
-            f"found {str(key)[:100]!r}"
+            "topology: expected <gpu>-<nvlink|pcie|host>-tp<1..16> with a normalised GPU name, "
+            "e.g. h100-sxm-nvlink-tp8, or pcie2 to pcie8 for as many sockets, each with as many "
+            f"ranks; found {str(key)[:100]!r}"
         )
     return match["gpu"], LinkKind(match["link"]), int(match["tp"]), islands
 

@@ -16,7 +16,12 @@ def transfer_us(size: float, topology: Topology, rate: float = 1.0) -> float:
 
 def copy_us(topology: Topology) -> float:
     """Microseconds that each copy of a copy engine takes beside its bytes."""
-    return c.COPY_PCIE_US if topology.link is LinkKind.PCIE else c.COPY_US
+    return c.COPY_PCIE_US if topology.link.over_pcie else c.COPY_US
+
+
+def staging_us(slab_bytes: float, topology: Topology) -> float:
+    """Before a peer can have a slab: where GPUs meet in the host's memory, it goes there first."""
+    return transfer_us(slab_bytes, topology) if topology.link is LinkKind.HOST else 0.0
 
 
 def crossing(topology: Topology) -> float:
@@ -59,11 +64,12 @@ def copy_arrivals(
         own slab (visit 0) is there from the start and not listed.
     """
     ring = run.transport is Transport.COPY_ENGINE_RING
-    now, out, slab_us = topology.latency_us, [], transfer_us(slab_bytes, topology)
+    out, slab_us = [], transfer_us(slab_bytes, topology)
+    now = topology.latency_us + staging_us(slab_bytes, topology)
     slab_us *= 1.0 if ring else crossing(topology)
-    parts_us = [slab_us * share for share in shares]
+    parts_us, each = [slab_us * share for share in shares], copy_us(topology)
     for visit, chunk, whole in copy_order(run, len(shares), topology.world):
-        now += (slab_us if whole else parts_us[chunk]) + copy_us(topology)
+        now += (slab_us if whole else parts_us[chunk]) + each
         hops = (visit - 1) * topology.latency_us if ring else 0.0
         out.append((visit, chunk, now + hops))
     return out
@@ -73,7 +79,7 @@ def store_rate(topology: Topology, transport: Transport) -> float:
     """Share of the link's copy rate at which finished tiles leave."""
     if transport is not Transport.PEER_STORE:
         return 1.0
-    return c.STORE_RATE_PCIE if topology.link is LinkKind.PCIE else c.STORE_RATE_NVLINK
+    return c.STORE_RATE_PCIE if topology.link.over_pcie else c.STORE_RATE_NVLINK
 
 
 def nccl_us(remote_bytes: float, topology: Topology) -> float:

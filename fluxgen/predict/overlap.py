@@ -14,7 +14,7 @@ from itertools import accumulate
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
-from fluxgen.core.topology import Topology
+from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict.gemm import GemmTime, Grid, gemm_time, library_gemm_us
 from fluxgen.predict.link import (
@@ -22,6 +22,7 @@ from fluxgen.predict.link import (
     copy_us,
     crossing,
     nccl_us,
+    staging_us,
     store_rate,
     transfer_us,
 )
@@ -166,7 +167,9 @@ def _gather_timeline(
     grid, end = gemm.grid, gemm.time_us
     rows = problem.m_local
     if run.transport is Transport.SM_COPY:  # one kernel, before the GEMM
+        slab = rows * problem.k * problem.signature.dtype.bytes
         comm = topology.latency_us + transfer_us(problem.comm_bytes, topology) + c.LAUNCH_US
+        comm += staging_us(slab, topology)
         return end + comm, comm
     slab = rows * problem.k * problem.signature.dtype.bytes
     arrivals = copy_arrivals(slab, run, topology, run.shares)
@@ -201,6 +204,8 @@ def _scatter_timeline(
     elif run.span == 1:  # a tile of several owners always has a remote one
         remote -= grid.rows // grid.cluster_m * _last_width(grid, run.panel)
     body = gemm.time_us - gemm.once_us
+    if topology.link is LinkKind.HOST:  # the own slab's inbox is there, too
+        remote, comm = grid.total, comm * problem.tp / (problem.tp - 1)
     if run.transport is Transport.COPY_ENGINE_DRAIN:
         comm, sent = _drained(problem, topology, gemm, run)
     else:
@@ -212,6 +217,10 @@ def _scatter_timeline(
     out_bytes = problem.signature.out_dtype.bytes * problem.n
     moved = out_bytes * (problem.m + problem.m_local)
     stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
+    if topology.link is LinkKind.HOST:  # read back over PCIe, once all has been stored
+        stream_us = max(stream_us, transfer_us(out_bytes * problem.m, topology))
+        reduce_us = c.REDUCE_US + stream_us
+        return max(gemm.time_us, sent) + reduce_us + c.LAUNCH_US, comm, reduce_us
     reduce_us = c.REDUCE_US + stream_us
     # The reduction follows the GEMM in stream order and walks chunks as they arrive.
     tail = c.REDUCE_US + stream_us / run.chunks

@@ -103,6 +103,7 @@ class Call:
         cut: the dim of x that the ranks cut. sizes: x's but the last, with all rows of ``cut``.
         bias: gemm_rs only: ``none``, ``replicated`` or ``partial``.
         reduce_op: gemm_rs only. return_gathered: ag_gemm only.
+        hosted: the ranks' GPUs cannot address each other's memory, and meet in the host's.
     """
 
     op: Op
@@ -118,6 +119,7 @@ class Call:
     bias: str = "none"
     reduce_op: str = "sum"
     return_gathered: bool = False
+    hosted: bool = False
 
     @property
     def key(self) -> str:
@@ -296,6 +298,7 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
         here = devices()
         gpu = here[call.device.index or 0].gpu
         link = LinkKind.NVLINK if gpu.nvlink_gbs > 0 else LinkKind.PCIE
+        link = LinkKind.HOST if call.hosted else link
         sockets = islands(here, call.tp) if link is LinkKind.PCIE else 1
         topology = Topology.of(gpu, link, call.tp, sockets)
         found = _look_up(call, dtype, topology)

@@ -19,8 +19,10 @@ from fluxgen.core.errors import CommTimeout
 from fluxgen.core.problem import Op
 from fluxgen.runtime import kernels
 from fluxgen.runtime.dispatch import Winner
+from fluxgen.runtime.hosted import HostPart
 from fluxgen.runtime.loader import CallGraphs, ErrorText
-from fluxgen.runtime.symmetric import LocalPart, SymmetricWorkspace
+from fluxgen.runtime.mapped import Workspace
+from fluxgen.runtime.symmetric import SymmetricPart
 from fluxgen.runtime.workspace import Sizes, aligned, sizes
 
 __all__ = ["ITEM", "Fused", "Queue"]
@@ -78,8 +80,8 @@ class Fused:
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.reserved = TRANSPORT_SMS
         self.queue = _queues[device.index]
-        self.workspace: SymmetricWorkspace | None = None
-        self._kept: list[SymmetricWorkspace] = []
+        self.workspace: Workspace | None = None
+        self._kept: list[Workspace] = []
         self.generation = 0
         self.graphs_left = ct.c_int64(GRAPHS_OF_ALL)
         self._of_runs: list[CallGraphs] = []
@@ -100,8 +102,12 @@ class Fused:
         w = self.workspace
         return w is None or not w.sizes.hold(needed) or w.scratch.numel() < scratch
 
-    def allocate(self, winner: Winner) -> LocalPart:
-        """Memory for a workspace that serves this call and all before it. Outside of captures."""
+    def allocate(self, winner: Winner, hosted: bool) -> SymmetricPart | HostPart:
+        """Memory for a workspace that serves this call and all before it. Outside of captures.
+
+        Args:
+            hosted: in the host's memory: the GPUs cannot reach each other's.
+        """
         needed, scratch = _needs(winner)
         with self.alone():  # no other thread's capture: it would be broken by what waits here
             if self.workspace is not None:
@@ -109,9 +115,10 @@ class Fused:
                 torch.cuda.synchronize(self.device)
                 needed |= self.workspace.sizes
                 scratch = max(scratch, self.workspace.scratch.numel())
-            return LocalPart(self.device, needed, scratch)
+            part = HostPart if hosted else SymmetricPart
+            return part(self.device, needed, scratch)
 
-    def adopt(self, workspace: SymmetricWorkspace) -> None:
+    def adopt(self, workspace: Workspace) -> None:
         """Use ``workspace`` from now on; one that a graph has captured is kept for its replays.
 
         Whatever refers to another is let go of here, where no capture is going on: freeing
@@ -161,7 +168,7 @@ class Fused:
                 self._broken = workspace.timeout()
                 raise self._broken
 
-    def enter(self, workspace: SymmetricWorkspace) -> tuple[int, bool]:
+    def enter(self, workspace: Workspace) -> tuple[int, bool]:
         """The stream of a call, ordered behind this GPU's last call; whether it is capturing."""
         if workspace.report.code or self._kept or self._broken is not None:
             self.check()

@@ -11,7 +11,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from fluxgen.runtime.agreement import Ledger, Statement
 from fluxgen.runtime.dispatch import Call, Cause, Decision
 from fluxgen.runtime.fused import SHARED_GPU_SMS, Fused
 from fluxgen.runtime.runs import run_of
-from fluxgen.runtime.symmetric import SymmetricWorkspace
 
 __all__ = ["Entry", "GroupState", "check_timeouts", "known_state", "reset", "state_of"]
 
@@ -66,13 +65,15 @@ class GroupState:
         self.lock = threading.RLock()
         self.fused: Fused | None = None
         self.fast: dict[Hashable, Callable[..., Any] | None] = {}
-        self.timeout_s = Settings.load().timeout_s
+        settings = Settings.load()
+        self.timeout_s = settings.timeout_s
+        self._hosted = not settings.p2p
         self._group = weakref.ref(group)
         self._ledger: Ledger | None = None
         self._entries: dict[Hashable, Entry] = {}
         self._compared: set[Hashable] = set()
         self._uneven: set[Hashable] = set()
-        self._no_peers = ""
+        self._no_peers = self._why = ""
         self._workspaces = 0
 
     def entry(self, key: Hashable, describe: Callable[[], Call]) -> Entry:
@@ -93,7 +94,11 @@ class GroupState:
         return self._entries.get(key)
 
     def _new_entry(self, key: Hashable, call: Call) -> Entry:
+        call = replace(call, hosted=self._hosted)
         decision = dispatch.decide(call)
+        if self._why and decision.cause in (Cause.NO_RECORD, Cause.NOT_BUILT):
+            reason = f"{self._why}by way of the host's memory: {decision.reason}"
+            decision = decision.unfused(Cause.NO_PEERS, reason)
         if self.world == 1:
             return self._keep(key, Entry(decision))
         shared = (
@@ -120,6 +125,8 @@ class GroupState:
                     decision = decision.unfused(Cause.UNEVEN, reason)
             elif decision.path == "fused":
                 decision = self._prepare(call, decision)
+                if self._hosted and not call.hosted:  # found out here: all ranks decide again
+                    return self._new_entry(key, call)
             run = None
             if decision.winner is not None:
                 assert self.fused is not None
@@ -178,12 +185,19 @@ class GroupState:
         ledger = Ledger(self._live_group(), self.timeout_s)
         ledger.meet(call.key)
         here = {"version": fluxgen.__version__, "abi": str(abi.ABI_VERSION)}
-        every = ledger.exchange(call.key, {"here": here, "host": socket.gethostname()})
+        mine = {"host": socket.gethostname(), "hosted": self._hosted}
+        every = ledger.exchange(call.key, {**mine, "here": here})
         if any(each["here"] != every[0]["here"] for each in every):
             listed = "; ".join(f"rank {r}: {each['here']}" for r, each in enumerate(every))
             raise AgreementError(
                 f"{call.key}: the ranks run different versions of fluxgen: {listed}. Install the "
                 "same on all"
+            )
+        if len({each["hosted"] for each in every}) > 1:
+            where = [rank for rank, each in enumerate(every) if each["hosted"]]
+            raise AgreementError(
+                f"{call.key}: FLUXGEN_P2P_DISABLE=1 is set on ranks {where} only: set it on all "
+                "ranks of the group, or on none"
             )
         hosts = [each["host"] for each in every]
         if len(set(hosts)) > 1:
@@ -202,27 +216,33 @@ class GroupState:
             # In two steps, each with the outcome of all: a rank that has no memory must not leave
             # the others in the rendezvous. The second also makes sure that every workspace is zero
             # before any rank uses one.
-            gpu, made, failed = "", None, ""
+            gpu, made, failed, ticket = "", None, "", None
             try:
                 gpu = str(torch.cuda.get_device_properties(call.device).uuid)
                 fused = self.fused or Fused(call.device, winner.arch)
-                local = fused.allocate(winner)
+                local = fused.allocate(winner, self._hosted)
+                ticket = local.ticket
             except Exception as error:  # whatever Torch or the driver raises must reach all ranks
                 failed = f"{type(error).__name__}: {error}"
-            every = ledger.exchange(call.key, [gpu, failed])
-            if not any(text for _, text in every):
+            every = ledger.exchange(call.key, [gpu, failed, ticket])
+            if not any(text for _, text, _ in every):
+                tickets = [each for *_, each in every]
                 try:
-                    made = SymmetricWorkspace(self._live_group(), local, prefix, self.timeout_s)
+                    made = local.join(self._live_group(), tickets, prefix, self.timeout_s)
                 except Exception as error:
                     failed = f"{type(error).__name__}: {error}"
-                every = ledger.exchange(call.key, [gpu, failed])
-            if any(text for _, text in every):
-                listed = "; ".join(f"rank {r}: {text}" for r, (_, text) in enumerate(every) if text)
-                self._no_peers = f"no symmetric memory for this group: {listed}"
+                every = ledger.exchange(call.key, [gpu, failed, None])
+            if any(text for _, text, _ in every):
+                texts = enumerate(text for _, text, _ in every)
+                listed = "; ".join(f"rank {rank}: {text}" for rank, text in texts if text)
+                if self._hosted or self.fused is not None:
+                    self._no_peers = f"no memory that the ranks share: {self._why}{listed}"
+                else:  # by way of the host's memory, then
+                    self._hosted, self._why = True, f"no symmetric memory: {listed}; "
             else:
                 assert made is not None
                 fused.adopt(made)
-                if sum(each == gpu for each, _ in every) > 1:
+                if sum(each == gpu for each, *_ in every) > 1:
                     fused.reserved = SHARED_GPU_SMS
                 self.fused = fused
         if self._no_peers:

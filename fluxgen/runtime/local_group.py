@@ -31,7 +31,7 @@ class LocalGroup:
 
     Args:
         world: ranks. support: support kernels. sizes: of each workspace. timeout_s: deadline of
-            device-side waits.
+            device-side waits. in_host: the workspaces are pinned host memory.
     """
 
     def __init__(
@@ -40,13 +40,15 @@ class LocalGroup:
         support: SupportKernels,
         sizes: Sizes,
         timeout_s: float = 10.0,
+        in_host: bool = False,
     ) -> None:
         self.world, self.sizes, self.support = world, sizes, support
         device = torch.device("cuda", torch.cuda.current_device())
         self.total_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.share = max(1, (self.total_sms - FREE_SMS) // world)
+        where: dict[str, Any] = {"pin_memory": True} if in_host else {"device": device}
         self.workspaces = [
-            torch.zeros(sizes.total, dtype=torch.uint8, device=device) for _ in range(world)
+            torch.zeros(sizes.total, dtype=torch.uint8, **where) for _ in range(world)
         ]
         self.reports = [torch.zeros(8, dtype=torch.int32, pin_memory=True) for _ in range(world)]
         self.streams = [torch.cuda.Stream(device) for _ in range(world)]
@@ -62,13 +64,17 @@ class LocalGroup:
 
     @classmethod
     def for_problems(
-        cls, support: SupportKernels, *problems: Problem, timeout_s: float = 10.0
+        cls,
+        support: SupportKernels,
+        *problems: Problem,
+        timeout_s: float = 10.0,
+        in_host: bool = False,
     ) -> LocalGroup:
         """A group large enough for each of ``problems``, which have one tp."""
         needed = Sizes()
         for problem in problems:
             needed |= sizes(problem, *Transport)
-        return cls(problems[0].tp, support, needed, timeout_s)
+        return cls(problems[0].tp, support, needed, timeout_s, in_host)
 
     def _group(self, rank: int, timeout_s: float) -> abi.Group:
         group = abi.Group(

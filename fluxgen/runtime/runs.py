@@ -26,7 +26,7 @@ from fluxgen.runtime.arguments import copy_args, gemm_args, row_stride
 from fluxgen.runtime.dispatch import Call, Decision, warn_once
 from fluxgen.runtime.fused import ITEM, Fused
 from fluxgen.runtime.loader import FusedKernel
-from fluxgen.runtime.symmetric import SymmetricWorkspace
+from fluxgen.runtime.mapped import Workspace
 from fluxgen.runtime.workspace import chunk_size
 
 __all__ = ["GRAPHS", "GatherRun", "ScatterRun", "layout_of", "run_of"]
@@ -59,7 +59,7 @@ class _Run:
         self._lead = (rows // math.prod(call.sizes[1:]), *call.sizes[1:]) if self.plain else (rows,)
         self._generation = -1
 
-    def _current(self) -> SymmetricWorkspace:
+    def _current(self) -> Workspace:
         """The group's workspace; the structs are made again if they are for another."""
         fused = self.fused
         workspace = fused.workspace

@@ -1,4 +1,4 @@
-"""One rank's workspace in memory that all ranks of its group can address.
+"""A workspace in device memory that all ranks of its group can address.
 
 The memory is Torch's symmetric memory (CUDA backend: peers' allocations mapped into this process);
 the layout is ``protocol.cuh``'s. A workspace is made by all ranks together and never resized: a
@@ -7,23 +7,22 @@ larger call makes a new one, and the old one is kept for as long as a captured g
 
 from __future__ import annotations
 
-import ctypes as ct
 import itertools
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from fluxgen.core.errors import CommTimeout
-from fluxgen.runtime import abi
+from fluxgen.runtime.mapped import Workspace
 from fluxgen.runtime.workspace import Sizes
 
-__all__ = ["LocalPart", "SymmetricWorkspace"]
+__all__ = ["SymmetricPart"]
 
 
-class LocalPart:
+class SymmetricPart:
     """What a rank allocates before the ranks map each other's memory; may fail on one rank alone.
 
     The memory is outside of the caching allocator's pools, so that whoever makes the first call (a
@@ -33,76 +32,43 @@ class LocalPart:
         device: this rank's GPU. sizes: of the workspace. scratch: bytes of a buffer that is this
             rank's alone.
 
+    Attributes:
+        ticket: what the peers need to know of it: nothing, Torch exchanges that.
+
     Raises:
         RuntimeError: no memory, or no symmetric memory on this machine.
     """
 
+    ticket: object = None
+
     def __init__(self, device: torch.device, sizes: Sizes, scratch: int) -> None:
         from torch.distributed import _symmetric_memory as symm_mem
 
-        self.device, self.sizes = device, sizes
+        self.sizes = sizes
         self.memory = symm_mem.empty(sizes.total, dtype=torch.uint8, device=device)
         self.scratch = symm_mem.empty(max(1, scratch), dtype=torch.uint8, device=device)
         self.memory.zero_()
         # Zeroed on whatever stream is current here; peers write on theirs (H05).
         torch.cuda.synchronize(device)
 
+    def join(
+        self, group: dist.ProcessGroup, tickets: Sequence[object], prefix: str, timeout_s: float
+    ) -> Workspace:
+        """The workspace, with those of the peers. Collective: every rank of ``group``.
 
-class SymmetricWorkspace:
-    """A zeroed workspace of this rank, and the addresses of its peers'.
+        Args:
+            group: the process group. tickets: of all its ranks. prefix: of the store's keys, the
+                same on all ranks and used for no other workspace. timeout_s: deadline of waits,
+                here for the peers and on the device.
 
-    Collective: every rank of ``group`` makes one with the same sizes. After construction the
-    caller must make sure that every rank has got here before any rank uses it.
-
-    Args:
-        group: the process group. local: this rank's memory. prefix: of the store's keys, the same
-            on all ranks and used for no other workspace. timeout_s: deadline of waits, here for
-            the peers and on the device.
-
-    Attributes:
-        sizes: of its parts. scratch, scratch_at: the local buffer and its address.
-        gathered_at: the address of the matrix that peers push into.
-        group: the C view, for argument structs. report: what the device writes on a timeout.
-        captured: whether a CUDA graph holds its addresses.
-
-    Raises:
-        RuntimeError: Torch cannot map the peers' memory, or a peer does not come.
-    """
-
-    def __init__(
-        self, group: dist.ProcessGroup, local: LocalPart, prefix: str, timeout_s: float
-    ) -> None:
-        self.sizes, self.scratch = local.sizes, local.scratch
-        self.scratch_at = int(local.scratch.data_ptr())
-        self.captured = False
-        self._memory = local.memory
-        self._handle: Any = _rendezvous(local.memory, group, prefix, timeout_s)
-        self._report_memory = torch.zeros(
-            ct.sizeof(abi.Report) // 4, dtype=torch.int32, pin_memory=True
-        )
-        self.report = abi.Report.from_address(self._report_memory.data_ptr())
-        self.group = abi.Group(
-            world=group.size(),
-            rank=group.rank(),
-            stage_bytes=local.sizes.stage,
-            half_bytes=local.sizes.half,
-            gathered_bytes=local.sizes.gathered,
-            drained_bytes=local.sizes.drained,
-            timeout_ns=int(timeout_s * 1e9),
-            report=self._report_memory.data_ptr(),
-        )
-        for peer, address in enumerate(self._handle.buffer_ptrs):
-            self.group.peers[peer] = address
-        self.gathered_at = int(self._handle.buffer_ptrs[group.rank()]) + self.sizes.gathered_offset
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether a wait on the device has passed its deadline; reads host memory only."""
-        return bool(self.report.code)
-
-    def timeout(self) -> CommTimeout:
-        """What was reported first, as an error."""
-        return abi.as_error(self.report)
+        Raises:
+            RuntimeError: Torch cannot map the peers' memory, or a peer does not come.
+        """
+        handle: Any = _rendezvous(self.memory, group, prefix, timeout_s)
+        return Workspace(
+            group.size(), group.rank(), self.sizes, [int(a) for a in handle.buffer_ptrs],
+            self.scratch, timeout_s, (self.memory, handle),
+        )  # fmt: skip
 
 
 _names = itertools.count()

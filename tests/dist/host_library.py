@@ -21,7 +21,7 @@ from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi, dispatch, fused, groups, kernels, runs
 from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
-from fluxgen.runtime.symmetric import SymmetricWorkspace
+from fluxgen.runtime import mapped
 from fluxgen.runtime.workspace import Sizes
 
 KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)
@@ -151,6 +151,11 @@ class Local:
         self.matrix = torch.empty(max(16, sizes.gathered), dtype=torch.uint8)
         self.scratch = torch.empty(max(16, scratch), dtype=torch.uint8)
 
+    ticket = None
+
+    def join(self, group, tickets, prefix, timeout_s):
+        return Workspace(group, self, prefix, timeout_s)
+
 
 class Workspace:
     """A workspace of no memory."""
@@ -168,7 +173,7 @@ class Workspace:
             drained_bytes=local.sizes.drained,
         )
 
-    timed_out = SymmetricWorkspace.timed_out
+    timed_out = mapped.Workspace.timed_out
 
 
 def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Decision:
@@ -228,8 +233,7 @@ def host_library(
     with (
         mock.patch.object(dispatch, "decide", lambda call: decide(call, transport)),
         mock.patch.object(groups, "Fused", make),
-        mock.patch.object(fused, "LocalPart", Local),
-        mock.patch.object(groups, "SymmetricWorkspace", Workspace),
+        mock.patch.object(fused, "SymmetricPart", Local),
         mock.patch.object(torch.cuda, "get_device_properties", lambda device: mock.Mock(uuid="g")),
         mock.patch.object(kernels, "fused_kernel", lambda s, kernel, arch: Kernel(s)),
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 3, create=True),

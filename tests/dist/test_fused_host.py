@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import weakref
+from unittest import mock
 
 import pytest
 import torch
 
 from fluxgen.core.config import Transport
 from fluxgen.core.errors import KernelError
+from fluxgen.runtime import fused
 from fluxgen.runtime.dispatch import Cause, explain, strict
 from fluxgen.runtime.groups import reset, state_of
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
-from tests.dist.host_library import host_library
+from tests.dist.host_library import Local, host_library
 from tests.dist.numbers import integers, raised, same
 
 pytestmark = [pytest.mark.dist]
@@ -170,38 +174,71 @@ def test_a_broken_group_stays_broken_until_reset(ranks):
         assert found == [("KernelError", "ag_gemm: rank 0 waited")] * 2
 
 
-def _no_memory(groups, rank, local):
-    """One rank cannot map its peers' memory: all fall back, and are told why."""
+def _no_memory(groups, rank, local, host):
+    """Rank 2 has no symmetric memory, and rank 1 perhaps none in the host either."""
     group = groups["w4"]
     x, w = ints(1, 8, 16), ints(2, 8, 16)
 
     def refuse(*args):
         raise RuntimeError("peer access is not supported")
 
-    with host_library(group), explain() as seen:
-        state = state_of(group)
-        state._no_peers = ""
-        if rank == 2:
-            from unittest import mock
+    class Host(Local):
+        def __init__(self, *args):
+            if rank == 1 and not host:
+                raise OSError("no room")
+            super().__init__(*args)
 
-            from fluxgen.runtime import fused, groups as state_module
-
-            target = (fused, "LocalPart") if local else (state_module, "SymmetricWorkspace")
-            with mock.patch.object(*target, refuse):
+    with host_library(group), explain() as seen, mock.patch.object(fused, "HostPart", Host):
+        reset(group)
+        target = (fused, "SymmetricPart") if local else (Local, "join")
+        broken = mock.patch.object(*target, refuse) if rank == 2 else contextlib.nullcontext()
+        with broken:
+            for _ in range(2):
                 y = all_gather_matmul(x, w, group=group)
-        else:
-            y = all_gather_matmul(x, w, group=group)
-        same(y, torch.cat([x] * 4) @ w.T)
+                if local or not host:  # else rank 2's host part, which is a Local, is broken too
+                    same(y, torch.cat([x] * 4) @ w.T)
         decision = seen.decisions[0]
-        state._no_peers = ""
-    return decision.cause, decision.reason
+        hosted = state_of(group)._hosted
+    reset(group)
+    return decision.cause, decision.reason, hosted
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_no_symmetric_memory_is_a_fallback_for_all(ranks, local):  # F15
-    for cause, reason in ranks(_no_memory, local):
+def test_no_memory_that_ranks_share_is_a_fallback_for_all(ranks, local):  # F15
+    for cause, reason, _ in ranks(_no_memory, local, False):
         assert cause is Cause.NO_PEERS
         assert "rank 2: RuntimeError: peer access is not supported" in reason
+        assert "rank 1: OSError: no room" in reason
+
+
+def test_without_symmetric_memory_ranks_meet_in_the_hosts(ranks):
+    for cause, _, hosted in ranks(_no_memory, True, True):
+        assert cause is Cause.FUSED
+        assert hosted
+
+
+def _disabled(groups, rank, where):
+    """FLUXGEN_P2P_DISABLE on some ranks: a difference; on all: no symmetric memory is asked for."""
+    group = groups["w4"]
+    x, w = ints(1, 8, 16), ints(2, 8, 16)
+    value = "1" if rank in where else "0"
+    with host_library(group), mock.patch.dict(os.environ, FLUXGEN_P2P_DISABLE=value):
+        reset(group)
+        with (
+            mock.patch.object(fused, "HostPart", Local),
+            mock.patch.object(fused, "SymmetricPart", None),
+        ):
+            want = torch.cat([x] * 4) @ w.T
+            found = raised(lambda: same(all_gather_matmul(x, w, group=group), want))
+    reset(group)
+    return found
+
+
+def test_p2p_is_disabled_on_all_ranks_or_none(ranks):
+    for error, text in ranks(_disabled, (1, 3)):
+        assert error == "AgreementError"
+        assert "FLUXGEN_P2P_DISABLE=1 is set on ranks [1, 3] only" in text
+    assert ranks(_disabled, (0, 1, 2, 3)) == [("nothing", "")] * 4
 
 
 def _hosts(groups, rank):

@@ -36,10 +36,13 @@ AG, RS = Signature.of("ag_gemm"), Signature.of("gemm_rs")
 AG_T, RS_T = replace(AG, b_layout="kn"), replace(RS, b_layout="kn")
 
 
-def record(problem: Problem, kernel: KernelConfig | None, run: RunConfig | None) -> Record:
+def record(
+    problem: Problem, kernel: KernelConfig | None, run: RunConfig | None,
+    link: LinkKind = LinkKind.NVLINK,
+) -> Record:  # fmt: skip
     """A record that makes the ops run ``kernel``; its figures stand for nothing."""
     gpu = devices()[0].gpu
-    topology = Topology.of(gpu, LinkKind.NVLINK, problem.tp)
+    topology = Topology.of(gpu, link, problem.tp)
     time = 1.0 if kernel else 2.0
     return Record(problem, topology.key, kernel, run, time, 2.0, Provenance.PREDICTED)
 
@@ -69,6 +72,20 @@ def shapes(tp: int) -> list[Record]:
             out.append(record(Problem(AG_T, m, k, n, tp), AG_KN, run))
             sends = replace(DRAIN, chunks=2) if rows % 2 else STORE
             out.append(record(Problem(RS_T, m, k, n, tp), RS_KN, sends))
+    return out
+
+
+def hosted(records: Iterable[Record]) -> list[Record]:
+    """The same over the host's memory, pulled and stored where they are pushed and drained."""
+    other = {
+        Transport.COPY_ENGINE_PUSH: Transport.COPY_ENGINE_PULL,
+        Transport.COPY_ENGINE_DRAIN: Transport.PEER_STORE,
+    }
+    out = []
+    for each in records:
+        assert each.run is not None
+        run = replace(each.run, transport=other.get(each.run.transport, each.run.transport))
+        out.append(record(each.problem, each.kernel, run, LinkKind.HOST))
     return out
 
 

@@ -141,6 +141,23 @@ def test_exact_for_every_world(name: str, world: int) -> None:
             check(group, kernel, problem, run_config(problem, groups, 2, axis, 2, span))
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("op", ["ag_gemm_bf16_sm90", "gemm_rs_bf16_sm90", "ag_gemm_bf16_sm80",
+                                "gemm_rs_bf16_sm80"])  # fmt: skip
+def test_workspaces_in_the_hosts_memory(op: str, world: int) -> None:
+    """Where no GPU reaches another's: flags, counters, stages and inboxes behind PCIe."""
+    kernel = load_kernel(first_of(op))
+    problems = [
+        Problem(kernel.signature, rows * world, n, k, world) for rows, n, k in sizes_for(world)
+    ]
+    group = LocalGroup.for_problems(SUPPORT(), *problems, in_host=True)
+    for i, problem in enumerate(problems):
+        by = [PULL, SM_COPY][i % 2]
+        run = run_config(problem, panel=i % 3, chunks=1 if by is SM_COPY else 1 + i % 2, by=by)
+        for _ in range(2):
+            check(group, kernel, problem, run)
+
+
 def first_of(prefix: str) -> str:
     return next(n for n in sorted(KERNELS) if n.startswith(prefix))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as ct
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -30,17 +31,19 @@ class Alone:
 
     Args:
         problem: what. support: the loaded library. parts: of the workspace.
-        timeout_s: deadline of each wait on the GPU.
+        timeout_s: deadline of each wait on the GPU. in_host: the workspace is pinned host memory.
     """
 
     def __init__(
-        self, problem: Problem, support: SupportKernels, parts: Sizes, timeout_s: float
-    ) -> None:
+        self, problem: Problem, support: SupportKernels, parts: Sizes, timeout_s: float,
+        in_host: bool = False,
+    ) -> None:  # fmt: skip
         self.problem, self.support = problem, support
         device = torch.device("cuda", torch.cuda.current_device())
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.dtype = getattr(torch, problem.signature.dtype.torch_name)
-        self.mine = torch.zeros(parts.total, dtype=torch.uint8, device=device)
+        where: dict[str, Any] = {"pin_memory": True} if in_host else {"device": device}
+        self.mine = torch.zeros(parts.total, dtype=torch.uint8, **where)
         self.report = torch.zeros(8, dtype=torch.int32, pin_memory=True)
         self.group = abi.Group(
             world=problem.tp, rank=0, stage_bytes=parts.stage, half_bytes=parts.half,

@@ -104,10 +104,11 @@ class DeviceEvaluator:
 
     def method(self, topology: Topology) -> str:
         """How the link is imitated, and at what rate."""
-        if topology.link is LinkKind.PCIE:
+        if topology.link.over_pcie:
+            own = "; its own workspace there, too" * (topology.link is LinkKind.HOST)
             return (
                 "one GPU, its own PCIe link, pinned host memory as the peers, as many bytes the "
-                "other way; unfused: cuBLAS and plain copies; cold L2, interleaved, medians"
+                f"other way{own}; unfused: cuBLAS and plain copies; cold L2, interleaved, medians"
             )
         return (
             f"one GPU, flags of a link of {topology.bandwidth_gbs:g} GB/s, "
@@ -155,8 +156,7 @@ class DeviceEvaluator:
     ) -> Measurement:
         bench = self._of(problem, topology)
         # Over PCIe the unfused path is timed whole.
-        pcie = topology.link is LinkKind.PCIE
-        link_us = 0.0 if pcie else schedule.unfused_us(problem, topology)
+        link_us = 0.0 if topology.link.over_pcie else schedule.unfused_us(problem, topology)
         library = self._unfused(bench)
         if kernel is None or run is None:
             timing = self._watch.interleaved({"unfused": library})["unfused"]
@@ -202,11 +202,9 @@ class DeviceEvaluator:
             self._watch.warm(self._unfused(bench)[1])
         return bench
 
-    def _rank(
-        self, problem: Problem, topology: Topology, left: torch.Tensor
-    ) -> OneRank | OverPcie:
-        if topology.link is LinkKind.PCIE:
-            over = OverPcie(problem, self._support)
+    def _rank(self, problem: Problem, topology: Topology, left: torch.Tensor) -> OneRank | OverPcie:
+        if topology.link.over_pcie:
+            over = OverPcie(problem, self._support, topology.link is LinkKind.HOST)
             if problem.op is Op.AG_GEMM:
                 over.stage(left)
             return over

@@ -1,5 +1,7 @@
 """One rank of a call over this machine's own PCIe link: the peers are pinned host memory.
 
+Where no GPU reaches another's memory, so is this rank's own workspace.
+
 The bytes are real, in both directions: what this rank pulls comes out of the host's memory, what it
 stores goes there, and copies the other way, begun with the call, are the peers' traffic. What is
 left out: peers that are late, and switches or bridges between two GPUs.
@@ -27,13 +29,17 @@ class OverPcie(Alone):
     """Rank 0 of ``problem.tp``, whose peers' workspaces lie in the host's memory.
 
     Args:
-        problem: what. support: the loaded library. timeout_s: deadline of each wait on the GPU.
+        problem: what. support: the loaded library. in_host: this rank's workspace lies in the
+            host's memory, too. timeout_s: deadline of each wait on the GPU.
     """
 
-    def __init__(self, problem: Problem, support: SupportKernels, timeout_s: float = 5.0) -> None:
-        rs = Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN
+    def __init__(
+        self, problem: Problem, support: SupportKernels, in_host: bool = False,
+        timeout_s: float = 5.0,
+    ) -> None:  # fmt: skip
+        rs = [Transport.PEER_STORE, *[Transport.COPY_ENGINE_DRAIN] * (not in_host)]
         parts = sizes(problem, *(rs if problem.op is Op.GEMM_RS else [Transport.COPY_ENGINE_PULL]))
-        super().__init__(problem, support, parts, timeout_s)
+        super().__init__(problem, support, parts, timeout_s, in_host)
         item = problem.signature.dtype.bytes
         self._moves = problem.tp > 1
         # A slab that comes in and one that goes out, of every peer: they share memory where what

@@ -186,7 +186,7 @@ def test_data_directories_exist():
 
 @pytest.mark.parametrize(("text", "kind", "islands"), [
     ("nvlink", LinkKind.NVLINK, 1), ("pcie", LinkKind.PCIE, 1), (" PCIe2 ", LinkKind.PCIE, 2),
-    ("pcie8", LinkKind.PCIE, 8),
+    ("pcie8", LinkKind.PCIE, 8), ("host", LinkKind.HOST, 1),
 ])  # fmt: skip
 def test_a_link_may_name_its_sockets(text, kind, islands):
     assert LinkKind.with_islands(text) == (kind, islands)
@@ -195,9 +195,9 @@ def test_a_link_may_name_its_sockets(text, kind, islands):
     assert Topology.of("h100-sxm", text, 8) == topology
 
 
-@pytest.mark.parametrize("text", ["pcie1", "pcie9", "nvlink2", "pcie22", "2", ""])
+@pytest.mark.parametrize("text", ["pcie1", "pcie9", "nvlink2", "pcie22", "host2", "2", ""])
 def test_links_that_are_none(text):
-    with pytest.raises(UsageError, match="nvlink or pcie"):
+    with pytest.raises(UsageError, match="nvlink, pcie or host"):
         LinkKind.with_islands(text)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluxgen.codegen.space import kernel_space, run_space
+from fluxgen.codegen.space import kernel_space, run_space, why_illegal
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, Signature
@@ -218,6 +218,38 @@ def test_draining_over_pcie_hides_the_gemm_or_the_copies() -> None:
     assert late.time_us > drained.time_us + 0.8 * drained.gemm_us
     # Each copy costs.
     assert of((1,) * 8, 8).comm_us == pytest.approx(drained.comm_us + 42 * COPY_PCIE_US)
+
+
+def test_the_hosts_memory_costs_what_goes_there_and_comes_back() -> None:
+    """A slab is staged before anyone has it; partial slabs are read back after they are stored."""
+    pcie, host = (Topology.of("l20", link, 8) for link in ("pcie", "host"))
+    run = RunConfig((8,), chunks=2)
+    direct = copy_arrivals(25e6, run, pcie, run.shares)
+    staged = copy_arrivals(25e6, run, host, run.shares)
+    assert [t for *_, t in staged] == pytest.approx([t + 1000 for *_, t in direct])  # 25 GB/s
+    rs = Problem(Signature.of("gemm_rs"), 4096, 12288, 6144, 8)
+    run, slab_us = RunConfig((8,)), 4096 / 8 * 12288 * 2 / 25e3
+    run = replace(run, transport=Transport.PEER_STORE)
+    near, far = (predict(rs, link, PCIE_KERNEL, run) for link in (pcie, host))
+    assert far.comm_us == pytest.approx(near.comm_us * 8 / 7)  # the own slab, too
+    assert far.time_us > near.time_us + 7 * slab_us
+    assert far.reduce_us > 8 * slab_us
+    alone = Problem(Signature.of("gemm_rs"), 512, 12288, 6144, 1)
+    one = replace(host, world=1)
+    assert predict(alone, one, PCIE_KERNEL, RunConfig()).comm_us == 0
+    # Nothing that would put a kernel's operand, or its output, behind the link.
+    for op in ("ag_gemm", "gemm_rs"):
+        problem = Problem(Signature.of(op), 4096, 6144, 6144, 8)
+        found = {run.transport for run in run_space(problem, host, PCIE_KERNEL)}
+        wanted = {"ag_gemm": {Transport.COPY_ENGINE_PULL, Transport.SM_COPY},
+                  "gemm_rs": {Transport.PEER_STORE}}  # fmt: skip
+        assert found == wanted[op]
+        for transport in (Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_DRAIN):
+            run = RunConfig(transport=transport)
+            carried = (op == "ag_gemm") == (transport is Transport.COPY_ENGINE_PUSH)
+            if carried:
+                assert "over the host's memory" in str(why_illegal(problem, host, PCIE_KERNEL, run))
+                assert why_illegal(problem, pcie, PCIE_KERNEL, run) is None
 
 
 def test_a_ring_crosses_the_sockets_link_once() -> None:

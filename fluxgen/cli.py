@@ -62,7 +62,7 @@ Target = Annotated[
     str, typer.Option("--target", help="A GPU by name or by properties, or auto for this machine.")
 ]
 Link = Annotated[
-    str, typer.Option("--link", help="nvlink or pcie; pcie2: PCIe, GPUs on two sockets.")
+    str, typer.Option("--link", help="nvlink, pcie, or host: no peer access; pcie2: two sockets.")
 ]
 Tokens = Annotated[str, typer.Option("--tokens", help="Global token counts m, comma-separated.")]
 Ops = Annotated[str, typer.Option("--ops", help="Ops, comma-separated.")]

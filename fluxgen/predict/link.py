@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fluxgen.core.config import ChunkAxis, RunConfig, Transport
+from fluxgen.core.problem import Problem
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.predict import constants as c
 
@@ -22,6 +23,13 @@ def copy_us(topology: Topology) -> float:
 def staging_us(slab_bytes: float, topology: Topology) -> float:
     """Before a peer can have a slab: where GPUs meet in the host's memory, it goes there first."""
     return transfer_us(slab_bytes, topology) if topology.link is LinkKind.HOST else 0.0
+
+
+def sm_copy_us(problem: Problem, topology: Topology) -> float:
+    """When the SM copy of an ag_gemm has all slabs: one kernel, before the GEMM."""
+    slab = problem.m_local * problem.k * problem.signature.dtype.bytes
+    moved = staging_us(slab, topology) + transfer_us(problem.comm_bytes, topology)
+    return topology.latency_us + moved + c.LAUNCH_US
 
 
 def crossing(topology: Topology) -> float:

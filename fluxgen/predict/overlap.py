@@ -22,7 +22,7 @@ from fluxgen.predict.link import (
     copy_us,
     crossing,
     nccl_us,
-    staging_us,
+    sm_copy_us,
     store_rate,
     transfer_us,
 )
@@ -166,10 +166,8 @@ def _gather_timeline(
         return gemm.time_us, 0.0
     grid, end = gemm.grid, gemm.time_us
     rows = problem.m_local
-    if run.transport is Transport.SM_COPY:  # one kernel, before the GEMM
-        slab = rows * problem.k * problem.signature.dtype.bytes
-        comm = topology.latency_us + transfer_us(problem.comm_bytes, topology) + c.LAUNCH_US
-        comm += staging_us(slab, topology)
+    if run.transport is Transport.SM_COPY:
+        comm = sm_copy_us(problem, topology)
         return end + comm, comm
     slab = rows * problem.k * problem.signature.dtype.bytes
     arrivals = copy_arrivals(slab, run, topology, run.shares)

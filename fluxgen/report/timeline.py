@@ -16,7 +16,7 @@ from fluxgen.core.topology import Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.gemm import Grid
-from fluxgen.predict.link import copy_arrivals, copy_us, store_rate, transfer_us
+from fluxgen.predict.link import copy_arrivals, copy_us, sm_copy_us, store_rate, transfer_us
 from fluxgen.predict.overlap import fused_gemm
 
 LINK, REDUCE, LIBRARY = "link", "reduction", "library"
@@ -134,7 +134,7 @@ def _arrivals(
     by_k = run.chunk_axis is ChunkAxis.K
     arrived: dict[tuple[int, int], float] = {}
     if run.transport is Transport.SM_COPY:
-        end = topology.latency_us + transfer_us(problem.comm_bytes, topology) + c.LAUNCH_US
+        end = sm_copy_us(problem, topology)
         spans.append(Span(LINK, "copies by SMs", "copy", 0.0, end))
         return {(source, 0): end for source in range(problem.tp)}
     before = topology.latency_us

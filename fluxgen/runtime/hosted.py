@@ -15,16 +15,14 @@ import uuid
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from fluxgen.core.errors import MachineError
+from fluxgen.runtime.mapped import Workspace
 from fluxgen.runtime.workspace import Sizes
-
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-
-    from fluxgen.runtime.mapped import Workspace
 
 __all__ = ["HostPart", "SharedFile"]
 
@@ -89,8 +87,6 @@ class HostPart:
     """
 
     def __init__(self, device: torch.device, sizes: Sizes, scratch: int) -> None:
-        import torch
-
         self.device, self.sizes = device, sizes
         self.file = SharedFile(sizes.total)
         self.ticket: object = self.file.ticket
@@ -104,15 +100,11 @@ class HostPart:
         Raises:
             MachineError: a peer's memory cannot be mapped, or CUDA does not take it.
         """
-        import torch
-
-        from fluxgen.runtime.mapped import Workspace
-
         with torch.cuda.device(self.device):
             kept = [_Registered(SharedFile.map(ticket)) for ticket in tickets]
         addresses = [memory.address for memory in kept]
         return Workspace(
-            group.size(), group.rank(), self.sizes, addresses, self.scratch, timeout_s,
+            group.rank(), self.sizes, addresses, self.scratch, timeout_s,
             (self.file, kept),
         )  # fmt: skip
 

@@ -20,7 +20,8 @@ from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import copy_args, gemm_args, row_stride
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.workspace import Sizes, chunk_size, sizes
+from fluxgen.runtime.mapped import zeroed
+from fluxgen.runtime.workspace import Sizes, chunk_size, group_view, sizes
 
 FREE_SMS = 4
 """SMs left to the copies and to the transports' waits."""
@@ -46,10 +47,7 @@ class LocalGroup:
         device = torch.device("cuda", torch.cuda.current_device())
         self.total_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.share = max(1, (self.total_sms - FREE_SMS) // world)
-        where: dict[str, Any] = {"pin_memory": True} if in_host else {"device": device}
-        self.workspaces = [
-            torch.zeros(sizes.total, dtype=torch.uint8, **where) for _ in range(world)
-        ]
+        self.workspaces = [zeroed(sizes.total, device, in_host) for _ in range(world)]
         self.reports = [torch.zeros(8, dtype=torch.int32, pin_memory=True) for _ in range(world)]
         self.streams = [torch.cuda.Stream(device) for _ in range(world)]
         self.awaits = [torch.cuda.Stream(device) for _ in range(world)]
@@ -58,7 +56,11 @@ class LocalGroup:
         self.events = [torch.cuda.Event() for _ in range(world)]
         for event in self.events:
             event.record()  # Torch creates the CUDA event here
-        self.groups = [self._group(rank, timeout_s) for rank in range(world)]
+        addresses = [workspace.data_ptr() for workspace in self.workspaces]
+        self.groups = [
+            group_view(rank, addresses, sizes, timeout_s, self.reports[rank].data_ptr())
+            for rank in range(world)
+        ]
         # No stream may write a flag before every workspace is zero.
         torch.cuda.synchronize(device)
 
@@ -75,18 +77,6 @@ class LocalGroup:
         for problem in problems:
             needed |= sizes(problem, *Transport)
         return cls(problems[0].tp, support, needed, timeout_s, in_host)
-
-    def _group(self, rank: int, timeout_s: float) -> abi.Group:
-        group = abi.Group(
-            world=self.world, rank=rank, stage_bytes=self.sizes.stage,
-            half_bytes=self.sizes.half, gathered_bytes=self.sizes.gathered,
-            drained_bytes=self.sizes.drained,
-        )  # fmt: skip
-        for peer, workspace in enumerate(self.workspaces):
-            group.peers[peer] = workspace.data_ptr()
-        group.timeout_ns = int(timeout_s * 1e9)
-        group.report = self.reports[rank].data_ptr()
-        return group
 
     def _gemm_args(
         self, rank: int, problem: Problem, kernel: KernelConfig, run: RunConfig

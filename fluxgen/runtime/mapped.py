@@ -10,9 +10,16 @@ import torch
 
 from fluxgen.core.errors import CommTimeout
 from fluxgen.runtime import abi
-from fluxgen.runtime.workspace import Sizes
+from fluxgen.runtime.workspace import Sizes, group_view
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "zeroed"]
+
+
+def zeroed(size: int, device: torch.device, in_host: bool) -> torch.Tensor:
+    """``size`` zero bytes that kernels can address: on the GPU, or pinned in the host's memory."""
+    if in_host:
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 class Workspace:
@@ -21,7 +28,7 @@ class Workspace:
     After construction the caller must make sure that every rank has got here before any uses it.
 
     Args:
-        world, rank: of the group. sizes: of the parts of each workspace. addresses: of each
+        rank: this one. sizes: of the parts of each workspace. addresses: of each
             rank's, as this rank's GPU sees them. scratch: a buffer of this rank's GPU alone.
         timeout_s: deadline of waits on the device. keep: what must live as long as the addresses.
 
@@ -34,7 +41,6 @@ class Workspace:
 
     def __init__(
         self,
-        world: int,
         rank: int,
         sizes: Sizes,
         addresses: Sequence[int],
@@ -50,18 +56,9 @@ class Workspace:
             ct.sizeof(abi.Report) // 4, dtype=torch.int32, pin_memory=True
         )
         self.report = abi.Report.from_address(self._report_memory.data_ptr())
-        self.group = abi.Group(
-            world=world,
-            rank=rank,
-            stage_bytes=sizes.stage,
-            half_bytes=sizes.half,
-            gathered_bytes=sizes.gathered,
-            drained_bytes=sizes.drained,
-            timeout_ns=int(timeout_s * 1e9),
-            report=self._report_memory.data_ptr(),
+        self.group = group_view(
+            rank, addresses, sizes, timeout_s, self._report_memory.data_ptr()
         )
-        for peer, address in enumerate(addresses):
-            self.group.peers[peer] = address
         self.gathered_at = addresses[rank] + sizes.gathered_offset
 
     @property

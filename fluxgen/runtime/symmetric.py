@@ -66,7 +66,7 @@ class SymmetricPart:
         """
         handle: Any = _rendezvous(self.memory, group, prefix, timeout_s)
         return Workspace(
-            group.size(), group.rank(), self.sizes, [int(a) for a in handle.buffer_ptrs],
+            group.rank(), self.sizes, [int(a) for a in handle.buffer_ptrs],
             self.scratch, timeout_s, (self.memory, handle),
         )  # fmt: skip
 

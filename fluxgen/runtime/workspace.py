@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fluxgen.codegen.space import K_CHUNK_UNIT
@@ -52,6 +53,26 @@ class Sizes:
             max(self.gathered, other.gathered),
             max(self.drained, other.drained),
         )
+
+
+def group_view(
+    rank: int, addresses: Sequence[int], parts: Sizes, timeout_s: float, report: int
+) -> abi.Group:
+    """A group as C sees it.
+
+    Args:
+        rank: whose view. addresses: of the workspace of every rank, as this rank's GPU sees them.
+        parts: of each workspace. timeout_s: deadline of waits on the device. report: address of
+            what the device writes when one has passed.
+    """
+    group = abi.Group(
+        world=len(addresses), rank=rank, stage_bytes=parts.stage, half_bytes=parts.half,
+        gathered_bytes=parts.gathered, drained_bytes=parts.drained,
+        timeout_ns=int(timeout_s * 1e9), report=report,
+    )  # fmt: skip
+    for peer, address in enumerate(addresses):
+        group.peers[peer] = address
+    return group
 
 
 def sizes(problem: Problem, *transports: Transport) -> Sizes:

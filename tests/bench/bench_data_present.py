@@ -30,7 +30,7 @@ from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import gemm_args
-from fluxgen.runtime.workspace import sizes
+from fluxgen.runtime.workspace import group_view, sizes
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 
 WORLD = 8
@@ -65,12 +65,8 @@ class Bench:
             words = space[: abi.DATA_OFFSET].view(torch.int32)
             words[0] = 1
             words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
-        self.group = abi.Group(
-            world=WORLD, rank=0, stage_bytes=self.sizes.stage, half_bytes=self.sizes.half,
-            timeout_ns=int(5e9),
-        )  # fmt: skip
-        for peer, space in enumerate(self.workspaces):
-            self.group.peers[peer] = space.data_ptr()
+        addresses = [space.data_ptr() for space in self.workspaces]
+        self.group = group_view(0, addresses, self.sizes, 5.0, 0)
         torch.cuda.synchronize()
 
     def cublas(self, i: int) -> None:

@@ -144,7 +144,7 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
     from fluxgen.runtime.fused import Fused
     from fluxgen.runtime.groups import state_of
-    from fluxgen.runtime.workspace import sizes
+    from fluxgen.runtime.workspace import group_view, sizes
 
     if not dist.is_initialized():
         path = tempfile.mkdtemp(prefix="fluxgen-bench-")
@@ -174,12 +174,7 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     workspace: Any = Workspace()
     workspace.sizes = parts
     workspace.gathered_at = spaces[0].data_ptr() + parts.gathered_offset
-    workspace.group = abi.Group(
-        world=world, rank=0, stage_bytes=parts.stage, half_bytes=parts.half,
-        gathered_bytes=parts.gathered, drained_bytes=parts.drained, timeout_ns=int(5e9),
-    )  # fmt: skip
-    for peer, space in enumerate(spaces):
-        workspace.group.peers[peer] = space.data_ptr()
+    workspace.group = group_view(0, [space.data_ptr() for space in spaces], parts, 5.0, 0)
     fused = Fused(x.device, "sm90")
     fused.adopt(workspace)
     state.fast.clear()

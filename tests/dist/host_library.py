@@ -19,10 +19,9 @@ from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
-from fluxgen.runtime import abi, dispatch, fused, groups, kernels, runs
+from fluxgen.runtime import abi, dispatch, fused, groups, kernels, mapped, runs
 from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
-from fluxgen.runtime import mapped
-from fluxgen.runtime.workspace import Sizes
+from fluxgen.runtime.workspace import Sizes, group_view
 
 KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)
 
@@ -146,12 +145,12 @@ def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) ->
 class Local:
     """A rank's own part of a workspace: only the scratch and the matrix are memory."""
 
+    ticket = None
+
     def __init__(self, device: Any, sizes: Sizes, scratch: int) -> None:
         self.sizes = sizes
         self.matrix = torch.empty(max(16, sizes.gathered), dtype=torch.uint8)
         self.scratch = torch.empty(max(16, scratch), dtype=torch.uint8)
-
-    ticket = None
 
     def join(self, group, tickets, prefix, timeout_s):
         return Workspace(group, self, prefix, timeout_s)
@@ -164,14 +163,7 @@ class Workspace:
         self.sizes, self.scratch, self.matrix = local.sizes, local.scratch, local.matrix
         self.scratch_at, self.gathered_at = local.scratch.data_ptr(), local.matrix.data_ptr()
         self.captured, self.prefix, self.report = False, prefix, abi.Report()
-        self.group = abi.Group(
-            world=group.size(),
-            rank=group.rank(),
-            stage_bytes=local.sizes.stage,
-            half_bytes=local.sizes.half,
-            gathered_bytes=local.sizes.gathered,
-            drained_bytes=local.sizes.drained,
-        )
+        self.group = group_view(group.rank(), [0] * group.size(), local.sizes, timeout_s, 0)
 
     timed_out = mapped.Workspace.timed_out
 

@@ -17,7 +17,7 @@ from fluxgen.core.topology import Topology
 from fluxgen.predict.link import copy_order, crossing
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import copy_args
-from fluxgen.runtime.workspace import chunk_size, sizes
+from fluxgen.runtime.workspace import chunk_size, group_view, sizes
 
 pytestmark = pytest.mark.nvcc
 
@@ -55,12 +55,7 @@ def library(tmp_path_factory, toolchain):
 
 def copies(library, problem, run, rank, padding):
     parts = sizes(problem, *Transport)
-    group = abi.Group(
-        world=problem.tp, rank=rank, stage_bytes=parts.stage, half_bytes=parts.half,
-        gathered_bytes=parts.gathered, drained_bytes=parts.drained,
-    )  # fmt: skip
-    for peer in range(problem.tp):
-        group.peers[peer] = BASE * (peer + 1)
+    group = group_view(rank, [BASE * (peer + 1) for peer in range(problem.tp)], parts, 1.0, 0)
     args = copy_args(group, problem, KERNEL, run)
     args.gathered, args.x = GATHERED, X
     args.row_stride_bytes += padding
@@ -275,9 +270,8 @@ def test_a_gemm_rs_is_drained_chunk_by_chunk(library, rows, chunks):
         ((rank + visit) % world, chunk) for visit in range(1, world) for chunk in range(made)
     ]
     inbox = parts.gathered_offset + parts.gathered
-    for i, (peer, chunk, last, awaited, to, source, piece, pieces, _, _, needed) in enumerate(
-        found
-    ):
+    for i, copy in enumerate(found):
+        peer, chunk, last, awaited, to, source, piece, pieces, *_, needed = copy
         begin = chunk * size * n * 2
         assert pieces == 1
         assert piece == min(size * n * 2, slab - begin)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as ct
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -14,7 +13,8 @@ from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import gemm_args, row_stride
 from fluxgen.runtime.fused import TRANSPORT_SMS
 from fluxgen.runtime.loader import CallGraphs, ErrorText, SupportKernels
-from fluxgen.runtime.workspace import Sizes, chunk_size
+from fluxgen.runtime.mapped import zeroed
+from fluxgen.runtime.workspace import Sizes, chunk_size, group_view
 
 __all__ = ["ALWAYS", "Alone", "Queue"]
 
@@ -42,16 +42,10 @@ class Alone:
         device = torch.device("cuda", torch.cuda.current_device())
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.dtype = getattr(torch, problem.signature.dtype.torch_name)
-        where: dict[str, Any] = {"pin_memory": True} if in_host else {"device": device}
-        self.mine = torch.zeros(parts.total, dtype=torch.uint8, **where)
+        self.mine = zeroed(parts.total, device, in_host)
         self.report = torch.zeros(8, dtype=torch.int32, pin_memory=True)
-        self.group = abi.Group(
-            world=problem.tp, rank=0, stage_bytes=parts.stage, half_bytes=parts.half,
-            gathered_bytes=parts.gathered, drained_bytes=parts.drained,
-            timeout_ns=int(timeout_s * 1e9),
-            report=self.report.data_ptr(),
-        )  # fmt: skip
-        self.group.peers[0] = self.mine.data_ptr()
+        addresses = [self.mine.data_ptr()] + [0] * (problem.tp - 1)
+        self.group = group_view(0, addresses, parts, timeout_s, self.report.data_ptr())
         self.stream = torch.cuda.current_stream(device)
         self.text = ErrorText()
         self._left = ct.c_int64(1 << 20)

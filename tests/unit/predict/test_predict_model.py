@@ -238,18 +238,14 @@ def test_the_hosts_memory_costs_what_goes_there_and_comes_back() -> None:
     one = replace(host, world=1)
     assert predict(alone, one, PCIE_KERNEL, RunConfig()).comm_us == 0
     # Nothing that would put a kernel's operand, or its output, behind the link.
-    for op in ("ag_gemm", "gemm_rs"):
-        problem = Problem(Signature.of(op), 4096, 6144, 6144, 8)
-        found = {run.transport for run in run_space(problem, host, PCIE_KERNEL)}
-        wanted = {"ag_gemm": {Transport.COPY_ENGINE_PULL, Transport.SM_COPY},
-                  "gemm_rs": {Transport.PEER_STORE}}  # fmt: skip
-        assert found == wanted[op]
-        for transport in (Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_DRAIN):
-            run = RunConfig(transport=transport)
-            carried = (op == "ag_gemm") == (transport is Transport.COPY_ENGINE_PUSH)
-            if carried:
-                assert "over the host's memory" in str(why_illegal(problem, host, PCIE_KERNEL, run))
-                assert why_illegal(problem, pcie, PCIE_KERNEL, run) is None
+    for op, refused, wanted in (
+        ("ag_gemm", Transport.COPY_ENGINE_PUSH, {Transport.COPY_ENGINE_PULL, Transport.SM_COPY}),
+        ("gemm_rs", Transport.COPY_ENGINE_DRAIN, {Transport.PEER_STORE}),
+    ):
+        problem, run = Problem(Signature.of(op), 4096, 6144, 6144, 8), RunConfig(transport=refused)
+        assert {r.transport for r in run_space(problem, host, PCIE_KERNEL)} == wanted
+        assert "over the host's memory" in str(why_illegal(problem, host, PCIE_KERNEL, run))
+        assert why_illegal(problem, pcie, PCIE_KERNEL, run) is None
 
 
 def test_a_ring_crosses_the_sockets_link_once() -> None:

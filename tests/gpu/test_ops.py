@@ -19,7 +19,6 @@ from tests.gpu.ranks import (  # noqa: E402
     SIZES,
     Environment,
     database,
-    hosted,
     integers,
     pool,
     product,
@@ -412,25 +411,6 @@ def test_one_hardware_queue():
         ranks(_graphs, 12)
     finally:
         ranks.close()
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_by_way_of_the_hosts_memory(world):
-    """As where no GPU reaches another's memory: the same, with the workspaces in the host's."""
-    environment = Environment(database(hosted(shapes(world))), FLUXGEN_P2P_DISABLE="1")
-    ranks = pool(world, environment=environment)
-    try:
-        assert ranks(_forward, "all") == [world] * world
-        ranks(_late, 8)
-        ranks(_graphs, 12)
-        ranks(_in_the_host)
-    finally:
-        ranks.close()
-
-
-def _in_the_host(groups, rank):
-    kept = state_of(groups["all"]).fused.workspace._keep
-    assert type(kept[0]).__name__ == "SharedFile"
 
 
 def _compiled(groups, rank):

@@ -31,7 +31,7 @@ TRANSPORT_SMS = 2
 """SMs that the GEMM leaves to the transport's one-thread kernels: one cluster of two. A kernel that
 spins on all SMs would keep them from starting, and wait for them."""
 
-GRAPHS_OF_ALL = 512
+GRAPHS_OF_ALL = 1024
 """CUDA graphs kept of all calls of a group, at up to 0.3 MiB of the GPU's memory (measured)."""
 
 SHARED_GPU_SMS = 4

@@ -31,8 +31,9 @@ from fluxgen.runtime.workspace import chunk_size
 
 __all__ = ["GRAPHS", "GatherRun", "ScatterRun", "layout_of", "run_of"]
 
-GRAPHS = 64
-"""CUDA graphs kept of one kind of call, each for other operands: about the layers of a model."""
+GRAPHS = 128
+"""CUDA graphs kept of one kind of call, each for other operands: the layers of a model, 126 in the
+deepest that we know, Llama-3.1-405B."""
 
 _ALIGN = 8
 """Elements in the 16 bytes that TMA asks of strides."""

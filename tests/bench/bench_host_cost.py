@@ -10,8 +10,8 @@ Processes that share a GPU take turns on it, which makes each launch dearer. Wit
 is one process: one rank whose peers' flags are up already, so that it waits for nobody. What is
 queued is the same. Torch's ops need their peers and are left out. What a call takes on the GPU
 means something there (copies within its memory, in place of a link) and is shown, to be compared
-with ``--one-by-one``, which makes no CUDA graphs of calls. "Turns" are 20 operands in turn, as the
-layers of a model; "new" are more than graphs are kept of.
+with ``--one-by-one``, which makes no CUDA graphs of calls. "Turns" are 126 operands in turn, as the
+layers of Llama-3.1-405B; "new" are more than graphs are kept of.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
             print(f"{used:.0f} MiB of the GPU's memory went to {count} graphs or more")
         return lambda: op(*next(order), group=group)
 
-    ag, rs, few, many = ops.all_gather_matmul, ops.matmul_reduce_scatter, 20, 200
+    ag, rs, few, many = ops.all_gather_matmul, ops.matmul_reduce_scatter, 126, 200
     with torch.no_grad():
         turns = {
             "linear": lambda: torch.nn.functional.linear(a, w),

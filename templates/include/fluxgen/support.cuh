@@ -35,7 +35,6 @@ struct CallGraph {
 // in place of two to a hundred. Launches in flight keep the arguments that they were made with.
 struct ReadyCall {
   cudaGraphExec_t exec = nullptr;
-  uint64_t operands = 0;  // a hash of where they are
   fluxgen_begin_args begin{};
   fluxgen_reduce_args reduce{};
   fluxgen_copy_args copy{};
@@ -54,6 +53,12 @@ constexpr int kFailures = 3;         // to make or update a graph, until no more
 constexpr size_t kRemembered = 256;  // operands that a kind of call was last made with
 constexpr uint32_t kRenewed = 8;     // of so many calls that find no room, one replaces another
 
+// A ready graph and a hash of where its operands are, which is all that a search reads of most.
+struct KeptCall {
+  uint64_t operands;
+  std::unique_ptr<ReadyCall> call;
+};
+
 // The ready graphs of one kind of call, for the operands that it is made with over and over: the
 // layers of a model, each with its weight and, from step to step, with the same activations. The
 // first of them is given the operands of all calls that have none of their own.
@@ -69,7 +74,7 @@ struct CallGraphs {
   int failures = 0;
   uint32_t dice = 1;
   std::unique_ptr<CallGraph> graph;
-  std::vector<std::unique_ptr<ReadyCall>> ready;
+  std::vector<KeptCall> ready;
   std::vector<uint64_t> seen;
   size_t next_seen = 0;
 
@@ -94,8 +99,8 @@ struct CallGraphs {
     return false;
   }
   void forget(ReadyCall const* call) {
-    for (std::unique_ptr<ReadyCall>& each : ready) {
-      if (each.get() == call) {
+    for (KeptCall& each : ready) {
+      if (each.call.get() == call) {
         std::swap(each, ready.back());
         ready.pop_back();
         ++*left;
@@ -461,16 +466,16 @@ ReadyCall* ready_for(CallGraphs& graphs, Call const& call) {
     return nullptr;
   }
   uint64_t const where = operands(call);
-  for (std::unique_ptr<ReadyCall>& ready : graphs.ready) {
-    if (ready->operands == where && serves(*ready, call)) {
-      return ready.get();
+  for (KeptCall& kept : graphs.ready) {
+    if (kept.operands == where && serves(*kept.call, call)) {
+      return kept.call.get();
     }
   }
   bool const returns = graphs.returns(where);
-  ReadyCall* ready = nullptr;
-  for (std::unique_ptr<ReadyCall>& each : graphs.ready) {
-    if (can_refresh(*graphs.graph, *each, call)) {
-      ready = each.get();
+  KeptCall* kept = nullptr;
+  for (KeptCall& each : graphs.ready) {
+    if (can_refresh(*graphs.graph, *each.call, call)) {
+      kept = &each;
       break;
     }
   }
@@ -481,34 +486,34 @@ ReadyCall* ready_for(CallGraphs& graphs, Call const& call) {
   if (!make) {
     bool const renew = returns && graphs.ready.size() > 1 && graphs.roll(kRenewed) == 0;
     if (renew) {
-      ready = graphs.ready[1 + graphs.roll(uint32_t(graphs.ready.size() - 1))].get();
+      kept = &graphs.ready[1 + graphs.roll(uint32_t(graphs.ready.size() - 1))];
     }
-    if (ready == nullptr) {
+    if (kept == nullptr) {
       return nullptr;
     }
-    if (!can_refresh(*graphs.graph, *ready, call)) {
-      graphs.forget(ready);
+    if (!can_refresh(*graphs.graph, *kept->call, call)) {
+      graphs.forget(kept->call.get());
       make = true;
-    } else if (refresh(*graphs.graph, *ready, call) != FLUXGEN_OK) {
-      graphs.forget(ready);
-      ready = nullptr;
+    } else if (refresh(*graphs.graph, *kept->call, call) != FLUXGEN_OK) {
+      graphs.forget(kept->call.get());
+      kept = nullptr;
     }
   }
   if (make) {
-    std::unique_ptr<ReadyCall> made = make_ready(graphs, call);
-    ready = made.get();
-    if (made != nullptr) {
-      graphs.ready.push_back(std::move(made));
+    kept = nullptr;
+    if (std::unique_ptr<ReadyCall> made = make_ready(graphs, call)) {
+      graphs.ready.push_back({where, std::move(made)});
       --*graphs.left;
+      kept = &graphs.ready.back();
     }
   }
-  if (ready == nullptr) {
+  if (kept == nullptr) {
     cudaGetLastError();
     ++graphs.failures;
     return nullptr;
   }
-  ready->operands = where;
-  return ready;
+  kept->operands = where;
+  return kept->call.get();
 }
 
 // Queue a whole call on a stream.

@@ -36,7 +36,7 @@ from fluxgen.core.errors import (
 )
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
 from fluxgen.core.settings import Settings, data_dir
-from fluxgen.core.topology import Gpu, Topology, parse_gpu
+from fluxgen.core.topology import Gpu, LinkKind, Topology, parse_gpu
 
 if TYPE_CHECKING:
     from fluxgen.tune import CompiledKernels, Evaluator
@@ -121,7 +121,23 @@ def _target(name: str, tp: int) -> Gpu:
 
 def _topology(target: str, link: str, tp: int) -> Topology:
     check_int("tp", tp, 1, MAX_WORLD)
-    return Topology.of(_target(target, tp), link, tp)
+    topology = Topology.of(_target(target, tp), link, tp)
+    if target.strip().lower() == "auto" and topology.link is LinkKind.NVLINK:
+        _check_nvlink(tp)
+    return topology
+
+
+def _check_nvlink(tp: int) -> None:
+    """Refuse to tune for a link that the GPUs of this machine do not have."""
+    from fluxgen.runtime.device import devices
+    from fluxgen.runtime.wiring import nvlinked
+
+    if nvlinked([device.address for device in devices()[:tp]]) is False:
+        raise UsageError(
+            "link: expected pcie with --target auto: NVLink does not join every two of this "
+            f"machine's first {tp} GPUs; found nvlink. To tune for another machine, name its GPU "
+            "with --target"
+        )
 
 
 @contextmanager

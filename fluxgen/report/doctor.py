@@ -14,7 +14,8 @@ from fluxgen.core.errors import FluxgenError
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.db.database import Database
 from fluxgen.db.verify import verify_packs
-from fluxgen.runtime.device import devices, islands
+from fluxgen.runtime.device import devices
+from fluxgen.runtime.wiring import islands, nvlinked
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,11 @@ def _gpu() -> str:
     if not visible:
         raise _MissingError("the driver sees no GPU; predictions and builds work without one")
     names = ", ".join(f"{d.name} ({d.gpu.arch}, {d.gpu.sm_count} SMs)" for d in visible)
-    sockets = islands(visible, len(visible))
+    sockets = islands([device.numa for device in visible])
     where = f"; on {sockets} sockets, over PCIe: --link pcie{sockets}" if sockets > 1 else ""
+    linked = nvlinked([device.address for device in visible])
+    if linked is not None:
+        where = "; joined by NVLink" if linked else f"; not all joined by NVLink{where}"
     return f"{names}; driver for CUDA {visible[0].driver}{where}"
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes as ct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fluxgen.core.errors import ToolchainError
-from fluxgen.core.topology import GPUS, MAX_ISLANDS, Gpu, normalise_name
+from fluxgen.core.topology import GPUS, Gpu, normalise_name
 
 SYSFS = Path("/sys/bus/pci/devices")
 
@@ -31,29 +30,16 @@ class Device:
 
     Attributes:
         name: as the driver reports it. gpu: its properties, the preset's where it is known.
-        driver: CUDA version of the driver, e.g. ``13.0``. numa: the socket (NUMA node) that it
-            hangs from, as the kernel knows it.
+        driver: CUDA version of the driver, e.g. ``13.0``. address: on PCI, e.g. ``0000:3b:00.0``,
+            empty if the driver keeps it. numa: the socket (NUMA node) that it hangs from, as the
+            kernel knows it.
     """
 
     name: str
     gpu: Gpu
     driver: str
+    address: str = ""
     numa: int = 0
-
-
-def islands(found: Sequence[Device], world: int) -> int:
-    """Sockets of a machine whose GPUs are the ranks of one group, in their order.
-
-    1 where they are not all of the group's, or do not stand socket by socket, each with as many:
-    then a ring would cross more often than it has to.
-    """
-    nodes = [device.numa for device in found]
-    if len(nodes) != world or world < 2:
-        return 1
-    borders = sum(here != there for here, there in zip(nodes, nodes[1:] + nodes[:1], strict=True))
-    kinds = len(set(nodes))
-    even = all(nodes.count(node) == world // kinds for node in nodes)
-    return kinds if even and borders == kinds and kinds <= MAX_ISLANDS else 1
 
 
 def devices(library: str = "libcuda.so.1", sysfs: Path = SYSFS) -> tuple[Device, ...]:
@@ -79,12 +65,15 @@ def devices(library: str = "libcuda.so.1", sysfs: Path = SYSFS) -> tuple[Device,
     return tuple(_describe(cuda, index, driver, sysfs) for index in range(count.value))
 
 
-def _numa(cuda: ct.CDLL, handle: ct.c_int, sysfs: Path) -> int:
-    """The NUMA node of a GPU by its PCI address; 0 where the kernel does not say."""
+def _address(cuda: ct.CDLL, handle: ct.c_int) -> str:
     text = ct.create_string_buffer(32)
     if cuda.cuDeviceGetPCIBusId(text, 32, handle):
-        return 0
-    address = text.value.decode("ascii", "replace").lower()
+        return ""
+    return text.value.decode("ascii", "replace").lower()
+
+
+def _numa(address: str, sysfs: Path) -> int:
+    """The NUMA node of a GPU; 0 where the kernel does not say."""
     try:
         return max(0, int((sysfs / address / "numa_node").read_text("ascii")))
     except (OSError, ValueError):
@@ -103,7 +92,8 @@ def _describe(cuda: ct.CDLL, index: int, driver: str, sysfs: Path) -> Device:
         value = ct.c_int()
         cuda.cuDeviceGetAttribute(ct.byref(value), attribute, handle)
         found[name] = value.value
-    numa = _numa(cuda, handle, sysfs)
+    address = _address(cuda, handle)
+    numa = _numa(address, sysfs)
     device_name = text.value.decode("utf-8", "replace")
     slug = normalise_name(device_name)
     preset = GPUS.get(slug)
@@ -113,7 +103,7 @@ def _describe(cuda: ct.CDLL, index: int, driver: str, sysfs: Path) -> Device:
         and preset.sm_count == found["sm_count"]
         and preset.cc == found["cc_major"] * 10 + found["cc_minor"]
     ):
-        return Device(device_name, preset, driver, numa)
+        return Device(device_name, preset, driver, address, numa)
     gpu = Gpu.from_properties(
         name=f"{slug}-{found['sm_count']}sm" if preset else slug,
         cc=(found["cc_major"], found["cc_minor"]),
@@ -125,4 +115,4 @@ def _describe(cuda: ct.CDLL, index: int, driver: str, sysfs: Path) -> Device:
         l2_mb=round(found["l2_bytes"] / 1e6, 1),
         nvlink_gbs=preset.nvlink_gbs if preset else 0.0,
     )
-    return Device(device_name, gpu, driver, numa)
+    return Device(device_name, gpu, driver, address, numa)

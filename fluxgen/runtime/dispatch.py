@@ -28,11 +28,12 @@ from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import FluxgenError, UnsupportedError
 from fluxgen.core.problem import Op, Problem, Signature
-from fluxgen.core.topology import LinkKind, Topology
+from fluxgen.core.topology import Topology
 from fluxgen.db.lookup import default_lookup
 from fluxgen.db.result import LookupResult
 from fluxgen.runtime import kernels
-from fluxgen.runtime.device import devices, islands
+from fluxgen.runtime.device import devices
+from fluxgen.runtime.wiring import UNKNOWN, Wiring
 
 RECENT = 256
 """Decisions that :func:`explain` can look back on."""
@@ -103,7 +104,7 @@ class Call:
         cut: the dim of x that the ranks cut. sizes: x's but the last, with all rows of ``cut``.
         bias: gemm_rs only: ``none``, ``replicated`` or ``partial``.
         reduce_op: gemm_rs only. return_gathered: ag_gemm only.
-        hosted: the ranks' GPUs cannot address each other's memory, and meet in the host's.
+        wiring: of the ranks' GPUs.
     """
 
     op: Op
@@ -119,7 +120,7 @@ class Call:
     bias: str = "none"
     reduce_op: str = "sum"
     return_gathered: bool = False
-    hosted: bool = False
+    wiring: Wiring = UNKNOWN
 
     @property
     def key(self) -> str:
@@ -295,15 +296,12 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
     except FluxgenError as error:
         return Cause.DTYPE, str(error), None
     try:
-        here = devices()
-        gpu = here[call.device.index or 0].gpu
-        link = LinkKind.NVLINK if gpu.nvlink_gbs > 0 else LinkKind.PCIE
-        link = LinkKind.HOST if call.hosted else link
-        sockets = islands(here, call.tp) if link is LinkKind.PCIE else 1
-        topology = Topology.of(gpu, link, call.tp, sockets)
+        gpu = devices()[call.device.index or 0].gpu
+        topology = call.wiring.topology(gpu, call.tp)
         found = _look_up(call, dtype, topology)
-        if found.record is None and sockets > 1:  # tuned for one socket: right, if not the fastest
-            topology = Topology.of(gpu, link, call.tp)
+        if found.record is None and topology.islands > 1:
+            # Tuned for one socket: right, if not the fastest.
+            topology = replace(call.wiring, islands=1).topology(gpu, call.tp)
             found = _look_up(call, dtype, topology)
     except (FluxgenError, IndexError) as error:
         return Cause.DEVICE, f"the fused kernels cannot serve this device or group: {error}", None

@@ -18,14 +18,16 @@ import torch
 import torch.distributed as dist
 
 import fluxgen
-from fluxgen.core.errors import AgreementError, CaptureError, UsageError
+from fluxgen.core.errors import AgreementError, CaptureError, FluxgenError, UsageError
 from fluxgen.core.problem import Op
 from fluxgen.core.settings import Settings
 from fluxgen.runtime import abi, dispatch
 from fluxgen.runtime.agreement import Ledger, Statement
+from fluxgen.runtime.device import devices
 from fluxgen.runtime.dispatch import Call, Cause, Decision
 from fluxgen.runtime.fused import SHARED_GPU_SMS, Fused
 from fluxgen.runtime.runs import run_of
+from fluxgen.runtime.wiring import Wiring, islands, nvlinked
 
 __all__ = ["Entry", "GroupState", "check_timeouts", "known_state", "reset", "state_of"]
 
@@ -56,6 +58,7 @@ class GroupState:
     Attributes:
         lock: held while ranks compare, so that comparisons of two threads do not mix.
         fused: the fused path's resources, None until a call needs them.
+        wiring: how the ranks' GPUs reach each other, known once the ranks have met.
         fast: launches, by whatever cheaper key the ops look them up with, None where there are
             none to go straight to; see ``ops``.
     """
@@ -67,7 +70,7 @@ class GroupState:
         self.fast: dict[Hashable, Callable[..., Any] | None] = {}
         settings = Settings.load()
         self.timeout_s = settings.timeout_s
-        self._hosted = not settings.p2p
+        self.wiring = Wiring(peers=settings.p2p)
         self._group = weakref.ref(group)
         self._ledger: Ledger | None = None
         self._entries: dict[Hashable, Entry] = {}
@@ -94,7 +97,12 @@ class GroupState:
         return self._entries.get(key)
 
     def _new_entry(self, key: Hashable, call: Call) -> Entry:
-        call = replace(call, hosted=self._hosted)
+        on_gpu = call.device.type == "cuda"
+        if self._ledger is None and self.world > 1 and on_gpu and not _capturing(call.device):
+            with self.lock:
+                if self._ledger is None:
+                    self._meet(call)
+        call = replace(call, wiring=self.wiring)
         decision = dispatch.decide(call)
         if self._why and decision.cause in (Cause.NO_RECORD, Cause.NOT_BUILT):
             reason = f"{self._why}by way of the host's memory: {decision.reason}"
@@ -106,7 +114,7 @@ class GroupState:
             call.reduce_op, len(call.ns), call.ns[0] if call.op is Op.GEMM_RS else call.k,
         )  # fmt: skip
         hopeless = decision.cause in _NEVER_FUSED
-        if call.device.type == "cuda" and not hopeless and _capturing(call.device):
+        if on_gpu and not hopeless and _capturing(call.device):
             raise CaptureError(
                 f"{call.key}: a CUDA graph is being captured, and this call has not run yet on "
                 "this group: comparing it with the other ranks and allocating its workspace "
@@ -125,7 +133,7 @@ class GroupState:
                     decision = decision.unfused(Cause.UNEVEN, reason)
             elif decision.path == "fused":
                 decision = self._prepare(call, decision)
-                if self._hosted and not call.hosted:  # found out here: all ranks decide again
+                if self.wiring != call.wiring:  # no peers, found out here: all ranks decide again
                     return self._new_entry(key, call)
             run = None
             if decision.winner is not None:
@@ -185,16 +193,17 @@ class GroupState:
         ledger = Ledger(self._live_group(), self.timeout_s)
         ledger.meet(call.key)
         here = {"version": fluxgen.__version__, "abi": str(abi.ABI_VERSION)}
-        mine = {"host": socket.gethostname(), "hosted": self._hosted}
-        every = ledger.exchange(call.key, {**mine, "here": here})
+        address, node = _place(call.device)
+        mine = {"host": socket.gethostname(), "peers": self.wiring.peers, "here": here}
+        every = ledger.exchange(call.key, {**mine, "address": address, "node": node})
         if any(each["here"] != every[0]["here"] for each in every):
             listed = "; ".join(f"rank {r}: {each['here']}" for r, each in enumerate(every))
             raise AgreementError(
                 f"{call.key}: the ranks run different versions of fluxgen: {listed}. Install the "
                 "same on all"
             )
-        if len({each["hosted"] for each in every}) > 1:
-            where = [rank for rank, each in enumerate(every) if each["hosted"]]
+        if len({each["peers"] for each in every}) > 1:
+            where = [rank for rank, each in enumerate(every) if not each["peers"]]
             raise AgreementError(
                 f"{call.key}: FLUXGEN_P2P_DISABLE=1 is set on ranks {where} only: set it on all "
                 "ranks of the group, or on none"
@@ -202,6 +211,16 @@ class GroupState:
         hosts = [each["host"] for each in every]
         if len(set(hosts)) > 1:
             self._no_peers = f"the group spans hosts {', '.join(dict.fromkeys(hosts))}"
+        addresses = [each["address"] for each in every]
+        known = len(set(hosts)) == 1 and all(addresses)
+        # Of all: containers of one machine need not all show NVML.
+        answers = ledger.exchange(call.key, nvlinked(addresses) if known else None)
+        apart = known and len(set(addresses)) == len(addresses)
+        self.wiring = replace(
+            self.wiring,
+            nvlink=None if None in answers else all(answers),
+            islands=islands([each["node"] for each in every]) if apart else 1,
+        )
         # Not before: if this fails it does so on all ranks, and they meet again.
         self._ledger = ledger
 
@@ -220,7 +239,7 @@ class GroupState:
             try:
                 gpu = str(torch.cuda.get_device_properties(call.device).uuid)
                 fused = self.fused or Fused(call.device, winner.arch)
-                local = fused.allocate(winner, self._hosted)
+                local = fused.allocate(winner, not self.wiring.peers)
                 ticket = local.ticket
             except Exception as error:  # whatever Torch or the driver raises must reach all ranks
                 failed = f"{type(error).__name__}: {error}"
@@ -235,10 +254,11 @@ class GroupState:
             if any(text for _, text, _ in every):
                 texts = enumerate(text for _, text, _ in every)
                 listed = "; ".join(f"rank {rank}: {text}" for rank, text in texts if text)
-                if self._hosted or self.fused is not None:
+                if not self.wiring.peers or self.fused is not None:
                     self._no_peers = f"no memory that the ranks share: {self._why}{listed}"
                 else:  # by way of the host's memory, then
-                    self._hosted, self._why = True, f"no symmetric memory: {listed}; "
+                    self.wiring = replace(self.wiring, peers=False)
+                    self._why = f"no symmetric memory: {listed}; "
             else:
                 assert made is not None
                 fused.adopt(made)
@@ -259,6 +279,17 @@ class GroupState:
 def _capturing(device: torch.device) -> bool:
     with torch.cuda.device(device):
         return bool(torch.cuda.is_current_stream_capturing())
+
+
+def _place(device: torch.device) -> tuple[str, int]:
+    """PCI address and NUMA node of a GPU; empty where the driver does not say."""
+    if device.type != "cuda":
+        return "", 0
+    try:
+        found = devices()[device.index or 0]
+    except (FluxgenError, IndexError):
+        return "", 0
+    return found.address, found.numa
 
 
 # By identity, which is several times faster than a weak dictionary; a group's end removes its own.

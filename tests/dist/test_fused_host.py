@@ -13,9 +13,11 @@ import torch
 from fluxgen.core.config import Transport
 from fluxgen.core.errors import KernelError
 from fluxgen.runtime import fused
+from fluxgen.runtime import groups as groups_module
 from fluxgen.runtime.dispatch import Cause, explain, strict
 from fluxgen.runtime.groups import reset, state_of
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
+from fluxgen.runtime.wiring import Wiring
 from tests.dist.host_library import Local, host_library
 from tests.dist.numbers import integers, raised, same
 
@@ -197,7 +199,7 @@ def _no_memory(groups, rank, local, host):
                 y = all_gather_matmul(x, w, group=group)
                 same(y, torch.cat([x] * 4) @ w.T)
         decision = seen.decisions[0]
-        hosted = state_of(group)._hosted
+        hosted = not state_of(group).wiring.peers
     reset(group)
     return decision.cause, decision.reason, hosted
 
@@ -396,3 +398,32 @@ def test_another_database_is_named_on_every_rank(ranks, difference):  # J01
         else:
             assert "rank 2: path unfused, kernel none" in text
             assert "because nothing is tuned" in text
+
+
+def _wired(groups, rank, answers, nodes, gpus):
+    """What the ranks find out of their GPUs when they meet, one of them perhaps without NVML."""
+    group = groups["w4"]
+    x, w = ints(1, 8, 16), ints(2, 8, 16)
+    with (
+        host_library(group),
+        mock.patch.object(groups_module, "_place", lambda _: (f"gpu{gpus[rank]}", nodes[rank])),
+        mock.patch.object(groups_module, "nvlinked", lambda _: answers[rank]),
+    ):
+        reset(group)
+        same(all_gather_matmul(x, w, group=group), torch.cat([x] * 4) @ w.T)
+        wiring = state_of(group).wiring
+    reset(group)
+    return wiring
+
+
+@pytest.mark.parametrize(
+    ("answers", "nodes", "gpus", "want"),
+    [
+        ((True, True, True, True), (0, 0, 1, 1), (0, 1, 2, 3), Wiring(nvlink=True, islands=2)),
+        ((False, False, False, False), (0, 0, 0, 0), (0, 1, 2, 3), Wiring(nvlink=False)),
+        ((False, False, None, False), (0, 0, 1, 1), (4, 5, 6, 7), Wiring(islands=2)),
+        ((None, None, None, None), (0, 0, 1, 1), (0, 0, 1, 1), Wiring()),
+    ],
+)
+def test_the_ranks_know_alike_how_they_are_joined(ranks, answers, nodes, gpus, want):
+    assert ranks(_wired, answers, nodes, gpus) == [want] * 4

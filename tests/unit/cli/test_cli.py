@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fluxgen.cli import main
 from fluxgen.core.settings import data_dir
+from fluxgen.core.topology import GPUS
+from fluxgen.runtime import device, wiring
+from fluxgen.runtime.device import Device
 
 SMALL = ["--model", "llama-3.2-1b", "--tp", "8", "--target", "h100-sxm", "--tokens", "1024,4096"]
 
@@ -146,6 +150,21 @@ def test_target_auto_without_a_gpu_says_what_to_do(capsys):
     arguments = [a if a != "h100-sxm" else "auto" for a in SMALL]
     assert main(["tune", *arguments]) in (1, 2)
     assert "--target" in capsys.readouterr().err
+
+
+def test_target_auto_does_not_tune_for_a_link_that_is_not_there(capsys, monkeypatch):
+    card = Device("NVIDIA H100 PCIe", GPUS["h100-pcie"], "13.0")
+    here = tuple(replace(card, address=f"gpu{i}") for i in range(8))
+    asked = []
+    monkeypatch.setattr(device, "devices", lambda: here)
+    monkeypatch.setattr(wiring, "nvlinked", lambda gpus: asked.append(list(gpus)))  # None
+    arguments = [a if a != "h100-sxm" else "auto" for a in SMALL]
+    predict = ["tune", *arguments, "--evaluator", "predict", "--json"]
+    assert run(capsys, *predict)["topology"] == "h100-pcie-nvlink-tp8"
+    assert asked == [[f"gpu{i}" for i in range(8)]]
+    monkeypatch.setattr(wiring, "nvlinked", lambda gpus: False)
+    assert "expected pcie with --target auto" in run(capsys, *predict, code=2)
+    assert run(capsys, *predict, "--link", "pcie")["topology"] == "h100-pcie-pcie-tp8"
 
 
 def test_any_other_gpu_works_by_its_properties(capsys):

@@ -19,9 +19,22 @@ from fluxgen.runtime.device import Device
     ],
 )
 def test_sockets_are_told_where_a_ring_can_follow_them(monkeypatch, nodes, words):
-    found = tuple(Device("NVIDIA L20", GPUS["l20"], "13.0", node) for node in nodes)
+    found = tuple(Device("NVIDIA L20", GPUS["l20"], "13.0", numa=node) for node in nodes)
     monkeypatch.setattr(doctor, "devices", lambda: found)
     (check,) = [c for c in doctor.examine() if c.name == "gpu"]
     assert "NVIDIA L20 (sm89, 92 SMs)" in check.detail
     assert ("socket" in check.detail) == (words is not None)
     assert (words or "") in check.detail
+
+
+@pytest.mark.parametrize(
+    ("linked", "words"),
+    [(True, "; joined by NVLink"), (False, "; not all joined by NVLink; on 2 sockets"), (None, "")],
+)
+def test_nvlink_is_told_where_it_is_known(monkeypatch, linked, words):
+    found = tuple(Device("NVIDIA A40", GPUS["a40"], "13.0", f"gpu{i}", i) for i in range(2))
+    monkeypatch.setattr(doctor, "devices", lambda: found)
+    monkeypatch.setattr(doctor, "nvlinked", lambda a: {("gpu0", "gpu1"): linked}[tuple(a)])
+    (check,) = [c for c in doctor.examine() if c.name == "gpu"]
+    assert words in check.detail
+    assert ("NVLink" in check.detail) == (linked is not None)

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import KernelError, StoreError, ToolchainError, UsageError
 from fluxgen.core.problem import Problem, Signature
-from fluxgen.core.topology import GPUS
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import copy_args, gemm_args
-from fluxgen.runtime.device import Device, devices, islands
+from fluxgen.runtime.device import devices
 from fluxgen.runtime.kernels import fused_kernel
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.workspace import Sizes, chunk_size, sizes
@@ -222,28 +221,7 @@ def test_the_socket_of_a_gpu_is_the_kernels_word(tmp_path, text, node):
         (tmp_path / "0000:3b:00.0").mkdir()
         (tmp_path / "0000:3b:00.0" / "numa_node").write_text(text)
     (device,) = devices(fake_driver(tmp_path, "NVIDIA L20", 92), tmp_path)
-    assert device.numa == node
-
-
-@pytest.mark.parametrize(
-    ("nodes", "world", "want"),
-    [
-        ([0] * 8, 8, 1),
-        ([0] * 4 + [1] * 4, 8, 2),
-        ([1, 1, 0, 0], 4, 2),
-        ([0, 0, 1, 1, 2, 2, 3, 3], 8, 4),
-        ([0, 1], 2, 2),
-        ([0, 1, 0, 1], 4, 1),  # a ring would cross four times
-        ([1, 0, 0, 1], 4, 2),  # round the end
-        ([0, 0, 0, 1], 4, 1),  # uneven
-        ([0] * 4 + [1] * 4, 4, 1),  # half of the machine: which half is not known
-        ([0], 1, 1),
-        ([], 2, 1),
-    ],
-)
-def test_a_ring_follows_the_sockets(nodes, world, want):
-    gpu = GPUS["l20"]
-    assert islands([Device("L20", gpu, "13.0", node) for node in nodes], world) == want
+    assert (device.numa, device.address) == (node, "0000:3b:00.0")
 
 
 def test_an_unknown_gpu_works(tmp_path):

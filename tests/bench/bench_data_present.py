@@ -1,12 +1,14 @@
 """Fused kernels with their data present, against cuBLAS, interleaved in one run.
 
-    python -m tests.bench.bench_data_present [--shapes section6|llama] [--seconds 120] [--out FILE]
+    python -m tests.bench.bench_data_present [--shapes section6|llama|models] [--seconds 120]
+                                             [--out FILE]
 
 All SMs belong to one rank of W = 8, every flag is already up, RS stores land in local inboxes: what
 is measured is the cost of the fused form itself (rank-batched order, waits, signals), not of a
 link. Each round times cuBLAS and every candidate once, in turn; figures are medians over rounds of
 the ratio within a round, with the quartiles as spread. A first pass ranks all (kernel, groups,
 panel) with few rounds, a second times the best ones with many. The RS reduction is timed apart.
+At the end, per m, the geometric mean and the worst of the best ratios.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import gemm_args
 from fluxgen.runtime.workspace import group_view, sizes
+from fluxgen.shapes import model_gemms
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 
 WORLD = 8
@@ -43,6 +46,20 @@ SETS = {
     + [("ag_gemm", m, 3584, 4096) for m in (1024, 4096)]
     + [("gemm_rs", m, 4096, 1792) for m in (1024, 4096)],
 }
+MODELS = (
+    "gpt3-175b", "llama-3.1-70b", "llama-3.1-8b", "llama-3.1-405b", "qwen2.5-72b",
+    "devstral-2-123b",
+)  # fmt: skip
+TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+def shapes_of(name: str) -> list[tuple[str, int, int, int]]:
+    """op, m, n, k of a set; of ``models``, every GEMM of one layer of each, once."""
+    if name != "models":
+        return SETS[name]
+    gemms = [g for model in MODELS for g in model_gemms(model, WORLD) if g.op is not None]
+    each = dict.fromkeys((g.op.value, g.n, g.k) for g in gemms)
+    return [(op, m, n, k) for m in TOKENS for op, n, k in each]
 
 
 class Bench:
@@ -183,7 +200,7 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="data_present.json")
-    parser.add_argument("--shapes", default="section6", choices=sorted(SETS))
+    parser.add_argument("--shapes", default="section6", choices=(*SETS, "models"))
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--full", action="store_true", help="all groupings in the first pass")
     args = parser.parse_args()
@@ -191,7 +208,7 @@ def main() -> int:
     start = time.monotonic()
     topology = Topology.of("h200", "nvlink", WORLD)
     results = []
-    for op, m, n, k in SETS[args.shapes]:
+    for op, m, n, k in shapes_of(args.shapes):
         if time.monotonic() - start > args.seconds:
             print("time is up; the shapes below were not run:", op, m, n, k)
             break
@@ -208,6 +225,8 @@ def main() -> int:
             flush=True,
         )
         torch.cuda.empty_cache()
+        if args.shapes == "models":
+            del result["coarse"]
         Path(args.out).write_text(
             json.dumps(
                 {
@@ -220,6 +239,10 @@ def main() -> int:
                 indent=1,
             )
         )
+    for m in dict.fromkeys(r["m"] for r in results):
+        best = [r["best"][0]["ratio"] for r in results if r["m"] == m]
+        mean = statistics.geometric_mean(best)
+        print(f"m={m}: {len(best)} shapes, geometric mean {mean:.3f}, worst {max(best):.3f}")
     return 0
 
 

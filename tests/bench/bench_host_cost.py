@@ -196,16 +196,7 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     torch.cuda.synchronize()
 
     def in_turn(op: Callable[..., Any], x: torch.Tensor, count: int) -> Callable[[], Any]:
-        pairs = [(x.clone(), w.clone()) for _ in range(count)]
-        order = itertools.cycle(pairs)
-        torch.cuda.synchronize()
-        free = torch.cuda.mem_get_info()[0]
-        for _ in range(4 * count if count < runs.GRAPHS else 0):  # their graphs are made
-            op(*next(order), group=group)
-        torch.cuda.synchronize()
-        used = (free - torch.cuda.mem_get_info()[0]) / 2**20
-        if used > 0:
-            print(f"{used:.0f} MiB of the GPU's memory went to {count} graphs or more")
+        order = itertools.cycle([(x.clone(), w.clone()) for _ in range(count)])
         return lambda: op(*next(order), group=group)
 
     ag, rs, few, many = ops.all_gather_matmul, ops.matmul_reduce_scatter, 126, 200
@@ -217,6 +208,15 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
             "ag turns": in_turn(ag, x, few),
             "rs turns": in_turn(rs, a, few),
         }
+        # Their graphs are made after all operands are, so that outputs stay where they are.
+        for key in ("ag turns", "rs turns"):
+            torch.cuda.synchronize()
+            free = torch.cuda.mem_get_info()[0]
+            for _ in range(4 * few if few < runs.GRAPHS else 0):
+                turns[key]()
+            torch.cuda.synchronize()
+            used = (free - torch.cuda.mem_get_info()[0]) / 2**20
+            print(f"{key}: {used:.0f} MiB of the GPU's memory went to {few} graphs")
     found: dict[str, list[float]] = _time(turns, lambda: None)
     for key in ("ag fluxgen", "rs fluxgen"):
         found[f"{key}, on the GPU"] = _time_on_gpu(turns[key])

@@ -82,9 +82,22 @@ class Bench:
             words = space[: abi.DATA_OFFSET].view(torch.int32)
             words[0] = 1
             words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
+        control = self.workspaces[0][: abi.DATA_OFFSET].view(torch.int32)
+        self.begun = control[abi.BEGUN_OFFSET // 4 : abi.MULTIPLIED_OFFSET // 4 + 1]
+        self.aborted = control[abi.ABORTED_OFFSET // 4]
+        self.one_call = torch.tensor([1, 0], dtype=torch.int32, device="cuda")
         addresses = [space.data_ptr() for space in self.workspaces]
         self.group = group_view(0, addresses, self.sizes, 5.0, 0)
         torch.cuda.synchronize()
+
+    def begin(self) -> None:
+        """Before each timing, as the kernel that begins a gather: one call has begun."""
+        self.begun.copy_(self.one_call)
+
+    def check(self) -> None:
+        """A kernel that gave up waiting did no work, and its time means nothing."""
+        if int(self.aborted):
+            raise RuntimeError(f"{self.problem.key}: a kernel waited for a flag past its deadline")
 
     def cublas(self, i: int) -> None:
         torch.mm(self.a[i % self.copies], self.b[i % self.copies].t(), out=self.d)
@@ -94,6 +107,8 @@ class Bench:
         args = gemm_args(self.group, p, kernel.kernel, run)
         a, b = self.a[i % self.copies], self.b[i % self.copies]
         args.a, args.a_row_stride = a.data_ptr(), p.k
+        if p.op is Op.AG_GEMM:
+            args.own, args.own_row_stride = a.data_ptr(), p.k
         args.b, args.b_row_stride = b.data_ptr(), p.k
         args.d, args.d_row_stride = self.d.data_ptr(), p.n
         kernel.launch(args, torch.cuda.current_stream().cuda_stream)
@@ -105,21 +120,22 @@ class Bench:
         load_support().reduce(args, torch.cuda.current_stream().cuda_stream)
 
 
-def interleave(calls, rounds: int) -> list[list[float]]:
+def interleave(calls, rounds: int, begin=lambda: None) -> list[list[float]]:
     """Milliseconds of each call in each round, every round running all calls in turn."""
     torch.cuda._sleep(20_000_000)  # let the host get ahead of the GPU
     events = []
     for i in range(rounds):
         row = []
         for call in calls:
-            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            begin.record()
+            begin()
+            start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+            start.record()
             call(i)
             end.record()
-            row.append((begin, end))
+            row.append((start, end))
         events.append(row)
     torch.cuda.synchronize()
-    return [[b.elapsed_time(e) for b, e in row] for row in events]
+    return [[start.elapsed_time(end) for start, end in row] for row in events]
 
 
 def ratios(times: list[list[float]], index: int) -> list[float]:
@@ -150,8 +166,9 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
     bench = Bench(problem)
     pool = list(candidates(problem, topology, full))
     calls = [bench.cublas, *[lambda i, k=k, r=r: bench.fused(k, r, i) for k, r in pool]]
-    interleave(calls, 1)
-    coarse = interleave(calls, 5 if problem.m <= 1024 else 3)
+    interleave(calls, 1, bench.begin)
+    bench.check()
+    coarse = interleave(calls, 5 if problem.m <= 1024 else 3, bench.begin)
     order = sorted(range(1, len(calls)), key=lambda c: statistics.median(ratios(coarse, c)))
     best: list[int] = []
     for c in order:  # the two best runs of each of the five best kernels
@@ -160,7 +177,8 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
         if names.count(name) < 2 and (name in names or len(set(names)) < 5):
             best.append(c)
     rounds = 40 if problem.m <= 2048 else 24
-    fine = interleave([calls[0], *[calls[c] for c in best]], rounds)
+    fine = interleave([calls[0], *[calls[c] for c in best]], rounds, bench.begin)
+    bench.check()
     rows = []
     for position, c in enumerate(best, start=1):
         kernel, run = pool[c - 1]

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# One thread queues the calls of all ranks of a LocalGroup: round the ring, with K chunks, hundreds
+# of launches wait for the rank that is queued last. Without this, tests of eight ranks timed out.
+os.environ.setdefault("CUDA_SCALE_LAUNCH_QUEUES", "4x")
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 KERNELS = Path(os.environ.get("FLUXGEN_TEST_KERNELS", Path(__file__).parents[2] / "build_out/gpu"))

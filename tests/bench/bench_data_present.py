@@ -17,6 +17,7 @@ import argparse
 import faulthandler
 import json
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -78,13 +79,12 @@ class Bench:
         self.workspaces = [
             torch.zeros(self.sizes.total, dtype=torch.uint8, device="cuda") for _ in range(WORLD)
         ]
-        for space in self.workspaces:
-            words = space[: abi.DATA_OFFSET].view(torch.int32)
+        controls = [space[: abi.DATA_OFFSET].view(torch.int32) for space in self.workspaces]
+        for words in controls:
             words[0] = 1
             words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
-        control = self.workspaces[0][: abi.DATA_OFFSET].view(torch.int32)
-        self.begun = control[abi.BEGUN_OFFSET // 4 : abi.MULTIPLIED_OFFSET // 4 + 1]
-        self.aborted = control[abi.ABORTED_OFFSET // 4]
+        self.begun = controls[0][abi.BEGUN_OFFSET // 4 : abi.MULTIPLIED_OFFSET // 4 + 1]
+        self.aborted = controls[0][abi.ABORTED_OFFSET // 4]
         self.one_call = torch.tensor([1, 0], dtype=torch.int32, device="cuda")
         addresses = [space.data_ptr() for space in self.workspaces]
         self.group = group_view(0, addresses, self.sizes, 5.0, 0)
@@ -178,7 +178,6 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
             best.append(c)
     rounds = 40 if problem.m <= 2048 else 24
     fine = interleave([calls[0], *[calls[c] for c in best]], rounds, bench.begin)
-    bench.check()
     rows = []
     for position, c in enumerate(best, start=1):
         kernel, run = pool[c - 1]
@@ -212,6 +211,7 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
     if problem.op is Op.GEMM_RS:
         times = interleave([bench.reduce], 20)
         result["reduce_ms"] = statistics.median(row[0] for row in times)
+    bench.check()
     return result
 
 
@@ -248,7 +248,9 @@ def main() -> int:
         Path(args.out).write_text(
             json.dumps(
                 {
-                    "command": " ".join(sys.argv),
+                    "command": shlex.join(
+                        ["python", "-m", "tests.bench.bench_data_present", *sys.argv[1:]]
+                    ),
                     "gpu": torch.cuda.get_device_name(),
                     "torch": torch.__version__,
                     "provenance": "emulated: one GPU, data present, local inboxes",

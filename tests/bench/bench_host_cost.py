@@ -209,10 +209,10 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
             "rs turns": in_turn(rs, a, few),
         }
         # Their graphs are made after all operands are, so that outputs stay where they are.
-        for key in ("ag turns", "rs turns"):
+        for key in ("ag turns", "rs turns") if few < runs.GRAPHS else ():
             torch.cuda.synchronize()
             free = torch.cuda.mem_get_info()[0]
-            for _ in range(4 * few if few < runs.GRAPHS else 0):
+            for _ in range(4 * few):
                 turns[key]()
             torch.cuda.synchronize()
             used = (free - torch.cuda.mem_get_info()[0]) / 2**20

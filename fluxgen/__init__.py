@@ -16,6 +16,7 @@ __all__ = ["__version__", "lookup"]
 
 _NEED_TORCH = {
     "all_gather_matmul": "fluxgen.runtime.ops",
+    "matmul_all_reduce": "fluxgen.runtime.all_reduce",
     "matmul_reduce_scatter": "fluxgen.runtime.ops",
     "explain": "fluxgen.runtime.dispatch",
     "strict": "fluxgen.runtime.dispatch",

@@ -104,6 +104,8 @@ class Call:
         cut: the dim of x that the ranks cut. sizes: x's but the last, with all rows of ``cut``.
         bias: gemm_rs only: ``none``, ``replicated`` or ``partial``.
         reduce_op: gemm_rs only. return_gathered: ag_gemm only.
+        gathers: gemm_rs only: the reduced parts are handed to all ranks, an all-reduce.
+        residual: of an all-reduce: whether one is added.
         wiring: of the ranks' GPUs.
     """
 
@@ -120,14 +122,17 @@ class Call:
     bias: str = "none"
     reduce_op: str = "sum"
     return_gathered: bool = False
+    gathers: bool = False
+    residual: bool = False
     wiring: Wiring = UNKNOWN
 
     @property
     def key(self) -> str:
         """``ag_gemm/bfloat16/m4096-n3584-k4096-tp8``."""
+        op = "gemm_ar" if self.gathers else self.op.value
         name = str(self.dtype).removeprefix("torch.")
         kn = "" if set(self.layouts) == {"nk"} else "/" + ",".join(self.layouts)
-        return f"{self.op.value}/{name}/m{self.m}-n{sum(self.ns)}-k{self.k}-tp{self.tp}{kn}"
+        return f"{op}/{name}/m{self.m}-n{sum(self.ns)}-k{self.k}-tp{self.tp}{kn}"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Shapes, with S the size of the cut dim over all ranks, ``...`` any other leading
 
     all_gather_matmul      x (S/W, ..., K)  -> gathered (S, ..., K)  -> y (S, ..., N)
     matmul_reduce_scatter  x (S, ..., K)    -> partial  (S, ..., N)  -> y (S/W, ..., N)
+    matmul_all_reduce      x (..., K)       -> partial  (..., N)     -> y (..., N)
 
 Collectives carry the input's own dtype, so the reduction adds in whatever way the group's backend
 does: not in fp32 for 16-bit types. An average is the sum, divided afterwards by W.
@@ -24,6 +25,8 @@ __all__ = [
     "all_gather",
     "all_gather_matmul",
     "equal_parts",
+    "linear",
+    "matmul_all_reduce",
     "matmul_reduce_scatter",
     "reduce_scatter",
     "split_sizes",
@@ -50,7 +53,7 @@ def all_gather_matmul(
     """
     gathered = all_gather(x, group, dim, size)
     pairs = zip(weights, biases, strict=True)
-    return [_linear(gathered, w, b) for w, b in pairs], gathered
+    return [linear(gathered, w, b) for w, b in pairs], gathered
 
 
 def matmul_reduce_scatter(
@@ -69,10 +72,31 @@ def matmul_reduce_scatter(
         bias: (N,). bias_mode: ``replicated`` adds it after the reduction, ``partial`` before.
     """
     replicated = bias_mode == "replicated"
-    partial = _linear(x, w, None if replicated else bias)
+    partial = linear(x, w, None if replicated else bias)
     out = reduce_scatter(partial, group, dim, reduce_op)
     if bias is not None and replicated:
         out = out + bias
+    return out
+
+
+def matmul_all_reduce(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    group: dist.ProcessGroup,
+) -> torch.Tensor:
+    """The sum over ranks of ``x @ w.T``, then ``+ bias + residual``.
+
+    Args:
+        x: (..., K). w: (N, K). bias: (N,). residual: (..., N).
+    """
+    out = linear(x, w, None).contiguous()
+    if group.size() > 1 and out.numel():
+        dist.all_reduce(out, group=group)
+    for added in (bias, residual):
+        if added is not None:
+            out.add_(added)
     return out
 
 
@@ -137,8 +161,8 @@ def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros((length - rows.shape[0], *rows.shape[1:]))])
 
 
-def _linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """In the operands' own type, as the fused kernels and fakes have it, also under autocast."""
+def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``x @ w.T + bias`` in the operands' own type, as fakes have it, autocast or not."""
     if not torch.is_autocast_enabled(x.device.type):
         return torch.nn.functional.linear(x, w, bias)
     with torch.autocast(x.device.type, enabled=False):

@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import UnsupportedError, UsageError
+from fluxgen.runtime.checks import DTYPES
 from fluxgen.runtime.ops import (
-    DTYPES,
     REDUCE_OPS,
     Group,
     all_gather_matmul,

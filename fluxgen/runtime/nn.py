@@ -6,6 +6,9 @@ again::
 
     (S/W, ..., H) -> ColumnParallelLinear -> (S, ..., F/W) -> RowParallelLinear -> (S/W, ..., H)
 
+With ``sequence_parallel=False`` every rank holds all activations between layers, (S, ..., H): the
+first layer sends nothing and the second all-reduces, as decoding a few tokens wants it.
+
 Both load what ``nn.Linear`` saves: :meth:`from_linear` takes a layer, ``load_state_dict`` a
 state with the full weight (each rank keeps its part) or one with this rank's part. ``state_dict``
 holds this rank's part.
@@ -21,6 +24,7 @@ import torch
 from fluxgen.core.errors import ShardingError, UsageError
 from fluxgen.core.problem import MAX_WORLD
 from fluxgen.runtime import ops
+from fluxgen.runtime.all_reduce import matmul_all_reduce, matmul_of_replicated
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
@@ -34,6 +38,7 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         in_features, out_features: of the unsharded layer.
         group: the tensor-parallel group. bias: whether there is one.
         sequence_dim: the dim of the activations that is cut between ranks, not the last.
+        sequence_parallel: whether it is cut; else every rank holds all of them.
         device, dtype: of the parameters.
     """
 
@@ -49,12 +54,13 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         group: ops.Group,
         bias: bool = True,
         sequence_dim: int = 0,
+        sequence_parallel: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.sequence_dim = sequence_dim
+        self.sequence_dim, self.sequence_parallel = sequence_dim, sequence_parallel
         self.group_name, self.tp, self.rank = ops.member_of(group)
         shape = [out_features, in_features]
         size = shape[self.cut_dim]
@@ -135,6 +141,7 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, rank={self.rank}, tp={self.tp}"
+            + ("" if self.sequence_parallel else ", sequence_parallel=False")
         )
 
     def _load_from_state_dict(
@@ -165,7 +172,7 @@ class ColumnParallelLinear(_ParallelLinear):
     ``weight`` is (out/W, in) and ``bias`` (out/W,), the rank's own. Arguments as for ``nn.Linear``
     with the full sizes, and ``group``, ``sequence_dim`` (the dim of the activations that is cut
     between ranks); ``save_gathered`` keeps the gathered input for the backward in place of
-    gathering it again.
+    gathering it again. With ``sequence_parallel=False``: (S, ..., in) -> (S, ..., out/W).
     """
 
     cut_dim = 0
@@ -179,6 +186,7 @@ class ColumnParallelLinear(_ParallelLinear):
         group: ops.Group,
         bias: bool = True,
         sequence_dim: int = 0,
+        sequence_parallel: bool = True,
         save_gathered: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -189,6 +197,7 @@ class ColumnParallelLinear(_ParallelLinear):
             group=group,
             bias=bias,
             sequence_dim=sequence_dim,
+            sequence_parallel=sequence_parallel,
             device=device,
             dtype=dtype,
         )
@@ -196,6 +205,13 @@ class ColumnParallelLinear(_ParallelLinear):
 
     def forward(self, x: torch.Tensor, gather_size: int | None = None) -> Any:
         """(S/W, ..., in) -> (S, ..., out/W); ``gather_size`` is S where W does not divide it."""
+        if not self.sequence_parallel:
+            if gather_size is not None:
+                raise UsageError(
+                    "gather_size: expected None with sequence_parallel=False, where nothing is "
+                    f"gathered; found {gather_size!r}"
+                )
+            return matmul_of_replicated(x, self.weight, self.bias, group=self.group_name)
         return ops.all_gather_matmul(
             x,
             self.weight,
@@ -212,14 +228,22 @@ class RowParallelLinear(_ParallelLinear):
 
     ``weight`` is (out, in/W); ``bias`` is (out,), the same on every rank and added once, after
     the reduction. Its gradient is that of the unsharded layer on every rank: do not reduce it
-    over the group again.
+    over the group again. With ``sequence_parallel=False``: (S, ..., in/W) -> (S, ..., out), to
+    which a residual may be added in passing.
     """
 
     cut_dim = 1
     cuts_bias = False
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """(S, ..., in/W) -> (S/W, ..., out)."""
+        if not self.sequence_parallel:
+            return matmul_all_reduce(x, self.weight, self.bias, residual, group=self.group_name)
+        if residual is not None:
+            raise UsageError(
+                "residual: expected None with sequence parallelism, where it is cut as the result "
+                f"is: add it yourself; found {tuple(residual.shape)}"
+            )
         return ops.matmul_reduce_scatter(
             x, self.weight, self.bias, group=self.group_name, scatter_dim=self.sequence_dim
         )

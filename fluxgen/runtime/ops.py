@@ -22,9 +22,17 @@ import torch
 import torch.distributed as dist
 from torch.autograd import forward_ad
 
-from fluxgen.core.errors import UnsupportedError, UsageError
+from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op
 from fluxgen.runtime import autograd, dispatch, fallback
+from fluxgen.runtime.checks import (
+    check_bias,
+    check_dim,
+    check_tangents,
+    check_weight,
+    check_x,
+    listed,
+)
 from fluxgen.runtime.dispatch import Call
 from fluxgen.runtime.fallback import split_sizes
 from fluxgen.runtime.groups import MAX_ENTRIES, GroupState, known_state, state_of
@@ -34,16 +42,16 @@ __all__ = [
     "Group",
     "all_gather_matmul",
     "group_of",
+    "is_plain_call",
     "matmul_reduce_scatter",
     "member_of",
+    "resolve",
     "split_sizes",
 ]
 
 Group: TypeAlias = "dist.ProcessGroup | str"
 """A process group, or its ``group_name``."""
 
-# What the ops take, whatever path runs.
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 REDUCE_OPS = ("sum", "avg")
 _BIAS_MODES = ("replicated", "partial")
 
@@ -89,15 +97,15 @@ def all_gather_matmul(
     if run is not None:
         return run(x, w, bias, return_gathered)
     single = isinstance(w, torch.Tensor)
-    weights: list[Any] = [w] if single else _listed("w", w)
+    weights: list[Any] = [w] if single else listed("w", w)
     biases: list[Any]
     if bias is None or isinstance(bias, torch.Tensor):
         biases = [None] * len(weights) if bias is None else [bias]
     else:
-        biases = _listed("bias", bias)
+        biases = listed("bias", bias)
     name, tp = group_of(group)
-    _check_x(x)
-    dim = _check_dim("gather_dim", gather_dim, x)
+    check_x(x)
+    dim = check_dim("gather_dim", gather_dim, x)
     if not weights:
         raise UsageError("w: expected at least one weight; found an empty list")
     if len(biases) != len(weights):
@@ -105,13 +113,13 @@ def all_gather_matmul(
             f"bias: expected one, or None, for each of {len(weights)} weights; found {len(biases)}"
         )
     for index, (weight, b) in enumerate(zip(weights, biases, strict=True)):
-        _check_weight("w" if single else f"w[{index}]", weight, x)
-        _check_bias("bias" if single else f"bias[{index}]", b, weight)
-    _check_tangents(x, *weights, *biases)
+        check_weight("w" if single else f"w[{index}]", weight, x)
+        check_bias("bias" if single else f"bias[{index}]", b, weight)
+    check_tangents(x, *weights, *biases)
     size = _check_gather_size(x, dim, gather_size, name, tp)
     keep = save_gathered and torch.is_grad_enabled() and any(t.requires_grad for t in weights)
     given = [b for b in biases if b is not None]
-    direct = _is_plain_call(x, *weights, *given)
+    direct = is_plain_call(x, *weights, *given)
     outs = (_gather_impl if direct else torch.ops.fluxgen.all_gather_matmul)(
         x,
         weights,
@@ -166,19 +174,19 @@ def matmul_reduce_scatter(
     if run is not None:
         return run(x, w, bias)
     name, tp = group_of(group)
-    _check_x(x)
-    dim = _check_dim("scatter_dim", scatter_dim, x)
-    _check_weight("w", w, x)
-    _check_bias("bias", bias, w)
+    check_x(x)
+    dim = check_dim("scatter_dim", scatter_dim, x)
+    check_weight("w", w, x)
+    check_bias("bias", bias, w)
     if reduce_op not in REDUCE_OPS:
         raise UsageError(f"reduce_op: expected one of {REDUCE_OPS}; found {reduce_op!r}")
     if bias_mode not in _BIAS_MODES:
         raise UsageError(f"bias_mode: expected one of {_BIAS_MODES}; found {bias_mode!r}")
-    _check_tangents(x, w, bias)
+    check_tangents(x, w, bias)
     part = x.shape[dim] // tp
     if x.shape[dim] % tp:
         part = split_sizes(x.shape[dim], tp)[_rank(name)]
-    direct = _is_plain_call(*((x, w) if bias is None else (x, w, bias)))
+    direct = is_plain_call(*((x, w) if bias is None else (x, w, bias)))
     out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
         x, w, bias, name, tp, dim, part, reduce_op, bias_mode
     )
@@ -208,20 +216,25 @@ def group_of(group: Group) -> tuple[str, int]:
 def member_of(group: Group) -> tuple[str, int, int]:
     """The name and size of a group, and this process's rank inside it."""
     name, tp = group_of(group)
-    return name, tp, int(_resolve(name).rank())
+    return name, tp, int(resolve(name).rank())
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _size(name: str) -> int:
-    return int(_resolve(name).size())
+    return int(resolve(name).size())
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _rank(name: str) -> int:
-    return int(_resolve(name).rank())
+    return int(resolve(name).rank())
 
 
-def _resolve(name: str) -> dist.ProcessGroup:
+def resolve(name: str) -> dist.ProcessGroup:
+    """The process group of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
     try:
         return dist.distributed_c10d._resolve_process_group(name)
     except (RuntimeError, ValueError, LookupError) as error:
@@ -244,13 +257,13 @@ def _fast_state(group: Any) -> GroupState | None:
         return None
     if type(group) is str:
         try:
-            group = _resolve(group)
+            group = resolve(group)
         except UsageError:
             return None  # the checks of the slow path say what is wrong
     return known_state(group)
 
 
-def _is_plain_call(*tensors: Any) -> bool:
+def is_plain_call(*tensors: Any) -> bool:
     """Whether a call is plain eager inference, where the custom op's dispatch only costs time.
 
     It takes several times as long as a small matmul. Whoever wants to see the op (compilers,
@@ -285,7 +298,7 @@ def _known_call(
         checks are still to come.
     """
     state = _fast_state(group)
-    if state is None or not _is_plain_call(*((x, w) if bias is None else (x, w, bias))):
+    if state is None or not is_plain_call(*((x, w) if bias is None else (x, w, bias))):
         return None, None, None
     key = (*_layout(x), *_layout(w), None if bias is None else _layout(bias), *rest)
     try:
@@ -327,48 +340,6 @@ def _bias_kind(bias: torch.Tensor | None, bias_mode: str) -> str:
     return bias_mode if bias_mode == "partial" or bias is not None else "none"
 
 
-def _listed(name: str, given: Any) -> list[Any]:
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise UsageError(f"{name}: expected a tensor or a list of tensors; found {given!r}")
-    return list(given)
-
-
-def _check_tensor(name: str, given: object) -> None:
-    if not isinstance(given, torch.Tensor):
-        raise UsageError(f"{name}: expected a tensor; found {given!r}")
-
-
-def _check_tangents(*tensors: torch.Tensor | None) -> None:
-    """The ops' autograd is reverse-mode, and torch would drop a tangent without a word."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    for t in tensors:
-        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
-            raise UnsupportedError(
-                "forward-mode differentiation: expected tensors without tangents; found one of "
-                f"{tuple(t.shape)}. Use the reverse mode, or the unpacked primal"
-            )
-
-
-def _check_x(x: torch.Tensor) -> None:
-    _check_tensor("x", x)
-    if x.dim() < 2 or x.dtype not in DTYPES:
-        raise UsageError(
-            f"x: expected (rows, ..., K) of {_names()}; found {tuple(x.shape)} of {x.dtype}"
-        )
-
-
-def _check_dim(name: str, dim: int, x: torch.Tensor) -> int:
-    last = x.dim() - 1
-    found = dim + x.dim() if dim < 0 else dim
-    if not 0 <= found < last:
-        raise UsageError(
-            f"{name}: expected a dim from 0 to {last - 1} of x {tuple(x.shape)}; found {dim}. The "
-            "last dim is the matmul's own and cannot be cut here"
-        )
-    return found
-
-
 def _check_gather_size(x: torch.Tensor, dim: int, size: int | None, name: str, tp: int) -> int:
     if size is None:
         whole: int = x.shape[dim] * tp
@@ -382,40 +353,6 @@ def _check_gather_size(x: torch.Tensor, dim: int, size: int | None, name: str, t
             f"{size} (the ranks hold {sizes}); found {tuple(x.shape)}"
         )
     return size
-
-
-def _check_weight(name: str, w: torch.Tensor, x: torch.Tensor) -> None:
-    _check_tensor(name, w)
-    if w.dim() != 2 or w.shape[1] != x.shape[-1]:
-        raise UsageError(
-            f"{name}: expected (N, K) with K = {x.shape[-1]}, the last dim of x "
-            f"{tuple(x.shape)}; found {tuple(w.shape)}. Pass a (K, N) weight as w.t()"
-        )
-    _check_like(name, w, x)
-
-
-def _check_bias(name: str, bias: torch.Tensor | None, w: torch.Tensor) -> None:
-    if bias is None:
-        return
-    _check_tensor(name, bias)
-    if bias.dim() != 1 or bias.shape[0] != w.shape[0]:
-        raise UsageError(
-            f"{name}: expected ({w.shape[0]},), the N of its weight {tuple(w.shape)}; found "
-            f"{tuple(bias.shape)}"
-        )
-    _check_like(name, bias, w)
-
-
-def _check_like(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
-    if tensor.dtype != x.dtype or tensor.device != x.device:
-        raise UsageError(
-            f"{name}: expected {x.dtype} on {x.device}, as its operands; found {tensor.dtype} on "
-            f"{tensor.device}"
-        )
-
-
-def _names() -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 
 
 # The custom ops. They trust their arguments: the functions above have checked them, or autograd
@@ -435,7 +372,7 @@ def _gather_impl(
     size: int,
     return_gathered: bool,
 ) -> list[torch.Tensor]:
-    process_group = _resolve(group)
+    process_group = resolve(group)
     given = iter(bias)
     biases = [next(given) if has else None for has in has_bias]
     if w:
@@ -493,7 +430,7 @@ def _scatter_impl(
     bias_mode: str,
 ) -> torch.Tensor:
     del part  # for the fake
-    process_group = _resolve(group)
+    process_group = resolve(group)
     state = state_of(process_group)
     key = (Op.GEMM_RS, *_scatter_key(x, w, bias, scatter_dim, reduce_op, bias_mode))
 

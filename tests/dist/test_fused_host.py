@@ -14,6 +14,7 @@ from fluxgen.core.config import Transport
 from fluxgen.core.errors import KernelError
 from fluxgen.runtime import fused
 from fluxgen.runtime import groups as groups_module
+from fluxgen.runtime.all_reduce import matmul_all_reduce
 from fluxgen.runtime.dispatch import Cause, explain, strict
 from fluxgen.runtime.groups import reset, state_of
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
@@ -127,6 +128,35 @@ def _gradients(groups, rank):
 
 def test_the_backward_reads_the_weight_where_it_lies(ranks):
     ranks(_gradients)
+
+
+def _all_reduced(groups, rank, name):
+    group = groups.get(name)
+    if group is None:
+        return
+    world, me, n, k = group.size(), group.rank(), 40, 16
+    with host_library(group, Transport.COPY_ENGINE_PUSH), strict(), explain() as seen:
+        for lead in ((8 * world,), (world, 16)):  # rows are cut across what leads them
+            xs = [ints(100 + q, *lead, k) for q in range(world)]
+            ws = [ints(200 + q, n, k) for q in range(world)]
+            total = sum((a.float() @ c.float().T).bfloat16().float()
+                        for a, c in zip(xs, ws, strict=True))  # fmt: skip
+            bias, residual = ints(3, n), ints(4, *lead, n)
+            for _ in range(3):
+                same(matmul_all_reduce(xs[me], ws[me], group=group), total.bfloat16())
+                y = matmul_all_reduce(xs[me], ws[me], bias, residual, group=group)
+                same(y, (total + bias.float()).bfloat16() + residual)
+    assert {d.cause for d in seen.decisions} == {Cause.FUSED}
+    assert {d.key.partition("/")[0] for d in seen.decisions} == {"gemm_ar"}
+    with host_library(group), explain() as seen:  # rows that the ranks do not divide
+        x, w = ints(1, 8 * world + 1, k), ints(2, n, k)
+        same(matmul_all_reduce(x, w, group=group), (world * (x.float() @ w.float().T)).bfloat16())
+    assert [d.path for d in seen.decisions] == ["unfused"]
+
+
+@pytest.mark.parametrize("name", ["w2", "w3", "w4", "reversed"])
+def test_an_all_reduce_is_a_fused_reduction_handed_round(ranks, name):
+    ranks(_all_reduced, name)
 
 
 def _mixed(groups, rank):

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 
 from fluxgen.runtime import runs  # noqa: E402
+from fluxgen.runtime.all_reduce import matmul_all_reduce  # noqa: E402
 from fluxgen.runtime.dispatch import Cause, explain, strict  # noqa: E402
 from fluxgen.runtime.groups import check_timeouts, reset, state_of  # noqa: E402
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter  # noqa: E402
@@ -99,6 +100,32 @@ def test_forward_is_exact_in_every_world(pools, world, name):  # F01, F11, E01, 
     size = len(GROUPS.get(world, {}).get(name, range(world)))
     assert results == [size] * size
     print(f"world {world} {name}: {time.perf_counter() - start:.1f} s")
+
+
+def _all_reduced(groups, rank):
+    group, world = groups["all"], groups["all"].size()
+    with explain() as seen:
+        for i, (rows, n, k) in enumerate(SIZES):
+            lead = (world, rows) if i % 2 else (rows * world,)
+            xs = [integers(900 * i + r, *lead, k) for r in range(world)]
+            ws = [integers(900 * i + 100 + r, n, k) for r in range(world)]
+            partials = [product(a.flatten(0, -2), c) for a, c in zip(xs, ws, strict=True)]
+            bias, residual = integers(900 * i + 50, n), integers(900 * i + 51, *lead, n)
+            with strict():
+                y = matmul_all_reduce(xs[rank], ws[rank], bias, residual, group=group)
+            total = torch.cat([scattered(partials, r, 1.0, bias) for r in range(world)])
+            check(y, total.view(*lead, n) + residual, f"ar {rows} {n} {k}")
+        x, w = integers(7, 1, 16), integers(8 + rank, 136, 16)  # decoding: unfused
+        y = matmul_all_reduce(x, w, group=group)
+        total = sum(product(x, integers(8 + r, 136, 16)) for r in range(world))
+        check(y, total.bfloat16(), "one token")
+    return [d.cause for d in seen.decisions]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_reduce(pools, world):
+    for causes in pools(world)(_all_reduced):
+        assert causes == [Cause.FUSED] * len(SIZES) + [Cause.UNEVEN]
 
 
 def _several_and_dims(groups, rank):

@@ -82,13 +82,19 @@ class Bench:
         controls = [space[: abi.DATA_OFFSET].view(torch.int32) for space in self.workspaces]
         for words in controls:
             words[0] = 1
-            words[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] = 2**30
+        self.flags = [c[abi.ARRIVED_OFFSET // 4 : abi.COUNTERS_OFFSET // 4] for c in controls]
+        self.raise_flags()
         self.begun = controls[0][abi.BEGUN_OFFSET // 4 : abi.MULTIPLIED_OFFSET // 4 + 1]
         self.aborted = controls[0][abi.ABORTED_OFFSET // 4]
         self.one_call = torch.tensor([1, 0], dtype=torch.int32, device="cuda")
         addresses = [space.data_ptr() for space in self.workspaces]
         self.group = group_view(0, addresses, self.sizes, 5.0, 0)
         torch.cuda.synchronize()
+
+    def raise_flags(self) -> None:
+        """For all calls to come; a gemm_rs that runs lowers this rank's to its own epoch."""
+        for flags in self.flags:
+            flags.fill_(2**30)
 
     def begin(self) -> None:
         """Before each timing, as the kernel that begins a gather: one call has begun."""
@@ -120,14 +126,26 @@ class Bench:
         load_support().reduce(args, torch.cuda.current_stream().cuda_stream)
 
 
+AHEAD_CYCLES = 200_000
+"""The GPU idles so long, about 0.1 ms, before each call: the host needs less to queue one."""
+
+NOTHING_US = 2.5
+"""Two events with nothing between them are at most so far apart, or the GPU waited for the host."""
+
+
 def interleave(calls, rounds: int, begin=lambda: None) -> list[list[float]]:
-    """Milliseconds of each call in each round, every round running all calls in turn."""
-    torch.cuda._sleep(20_000_000)  # let the host get ahead of the GPU
+    """Milliseconds of each call in each round, every round running all calls in turn.
+
+    Raises:
+        RuntimeError: the host fell behind, so that the times of short kernels are its own.
+    """
+    torch.cuda._sleep(20_000_000)  # and before the first one
     events = []
     for i in range(rounds):
         row = []
-        for call in calls:
+        for call in (*calls, lambda i: None):
             begin()
+            torch.cuda._sleep(AHEAD_CYCLES)
             start, end = torch.cuda.Event(True), torch.cuda.Event(True)
             start.record()
             call(i)
@@ -135,7 +153,11 @@ def interleave(calls, rounds: int, begin=lambda: None) -> list[list[float]]:
             row.append((start, end))
         events.append(row)
     torch.cuda.synchronize()
-    return [[start.elapsed_time(end) for start, end in row] for row in events]
+    times = [[start.elapsed_time(end) for start, end in row] for row in events]
+    nothing = statistics.median(row.pop() for row in times) * 1e3
+    if nothing > NOTHING_US:
+        raise RuntimeError(f"{nothing:.1f} us between two events: the GPU waits for the host")
+    return times
 
 
 def ratios(times: list[list[float]], index: int) -> list[float]:
@@ -209,6 +231,7 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
         ],
     }
     if problem.op is Op.GEMM_RS:
+        bench.raise_flags()
         times = interleave([bench.reduce], 20)
         result["reduce_ms"] = statistics.median(row[0] for row in times)
     bench.check()

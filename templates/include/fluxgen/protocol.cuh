@@ -204,6 +204,25 @@ __device__ __forceinline__ uint32_t load_relaxed(uint32_t const* address) {
 __device__ __forceinline__ void store_relaxed(uint32_t* address, uint32_t value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+__device__ __forceinline__ uint32_t load_relaxed_system(uint32_t const* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_relaxed_system(uint32_t* address, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t add_relaxed(uint32_t* address, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(address), "r"(value)
+               : "memory");
+  return old;
+}
+__device__ __forceinline__ void fence_device() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
 __device__ __forceinline__ void fence_system() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
@@ -236,6 +255,12 @@ inline uint32_t load_relaxed(uint32_t const* address) {
 inline void store_relaxed(uint32_t* address, uint32_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
+inline uint32_t load_relaxed_system(uint32_t const* address) { return load_relaxed(address); }
+inline void store_relaxed_system(uint32_t* address, uint32_t value) { store_relaxed(address, value); }
+inline uint32_t add_relaxed(uint32_t* address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+inline void fence_device() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 inline void fence_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 uint64_t clock_ns();  // the test supplies them
 void pause();
@@ -342,22 +367,28 @@ FLUXGEN_HOST_DEVICE void end_gather(fluxgen_group const& group, uint32_t epoch, 
 }
 
 // Count one finished tile of a chunk of `owner`'s slab; whoever finishes the chunk tells the owner,
-// or, with `drain`, this rank's copies. The tile's stores must be complete and fenced. The
-// counter returns to zero by its last user, so that the next call finds it so.
+// or, with `drain`, this rank's copies. The tile's stores must be complete, and this thread must have
+// fenced them (fence_device). The counter returns to zero by its last user, so that the next call finds
+// it so.
+//
+// Two fences are all: that one releases this tile to whoever on this GPU counts last, whose own takes
+// in all the tiles counted before and releases them to the system with the flag (PTX's memory model:
+// causality order is transitive, whatever the scopes on the way). The mark is read beside the count: a
+// flag that goes out although a peer has given up meanwhile belongs to data that is there, of a call in
+// progress.
 FLUXGEN_HOST_DEVICE void signal_tile(fluxgen_group const& group, int32_t owner, int32_t chunk,
                                      uint32_t tiles_in_chunk, uint32_t epoch, bool drain) {
-  uint32_t* counter = chunk_counter(group.peers[group.rank], owner, chunk);
-  if (add_acquire_release(counter, 1u) == tiles_in_chunk - 1u) {
+  void* mine = group.peers[group.rank];
+  uint32_t const aborted = load_relaxed_system(workspace_word(mine, kAbortedOffset));
+  uint32_t* counter = chunk_counter(mine, owner, chunk);
+  if (add_relaxed(counter, 1u) == tiles_in_chunk - 1u) {
     store_relaxed(counter, 0u);
     fence_system();
     if (drain && owner != group.rank) {
-      store_release_system(filled_flag(group.peers[group.rank], owner, chunk), epoch);
-      return;
+      store_relaxed_system(filled_flag(mine, owner, chunk), epoch);
+    } else if (aborted == 0u) {
+      store_relaxed_system(arrived_flag(group.peers[owner], group.rank, chunk), epoch);
     }
-    if (aborted_by(group) != 0u) {
-      return;
-    }
-    store_release_system(arrived_flag(group.peers[owner], group.rank, chunk), epoch);
   }
 }
 

@@ -136,7 +136,7 @@ struct Sm80Gemm {
     if (place > last) {
       return;
     }
-    fence_system();  // all threads' stores: they are before the barrier that this thread has passed
+    fence_device();  // all threads' stores: they are before the barrier that this thread has passed
     int const tile_m = tile.row / Config::kTileM;
     int chunk = 0, tiles = 0;
     if (span > 1) {  // in one chunk

@@ -48,8 +48,9 @@ struct Sm90Gemm {
   static constexpr int kAccumulators =
       Config::kTileM * Config::kTileN / (Config::kCooperative ? 256 : 128);  // of one thread
   static constexpr bool kCanSpan = kAllGather || kAccumulators <= 160;
-  using Epilogue =
-      cute::conditional_t<kAllGather, BaseEpilogue, SignalEpilogue<BaseEpilogue, kCanSpan>>;
+  using Epilogue = cute::conditional_t<
+      kAllGather, BaseEpilogue,
+      SignalEpilogue<typename WithOwnerStore<BaseEpilogue>::Type, kCanSpan>>;
 
   using AutoStages = cutlass::gemm::collective::StageCountAutoCarveout<
       static_cast<int>(sizeof(typename BaseEpilogue::SharedStorage))>;
@@ -66,6 +67,7 @@ struct Sm90Gemm {
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, RankBatchedScheduler>;
   static_assert(alignof(typename Kernel::Params) >= 64, "TMA descriptors need 64-byte alignment");
+  static_assert(sizeof(typename Kernel::Params) <= 4096, "larger parameters slow the launch");
   static constexpr int kStageCount = BaseMainloop::DispatchPolicy::Stages;
 };
 

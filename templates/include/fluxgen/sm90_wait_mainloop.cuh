@@ -10,7 +10,7 @@
 //
 // A flag read costs about a microsecond, as much as two stages of the pipeline hold, so the warp asks
 // once: it keeps the epoch of the call, and which slabs have come whole. A tile of those is loaded
-// like any other.
+// like any other. It first asks for all of that while the kernel still sets up its barriers.
 //
 // The gathered A is one (m, k) matrix, so one TMA descriptor reaches all of it. A tile of the last
 // rows of a slab reads on into the next slab, which may not have arrived: those rows are never
@@ -77,6 +77,14 @@ struct WaitMainloop : Base {
     cute::prefetch_tma_descriptor(params.own.tma_load_a.get_tma_descriptor());
   }
 
+  template <class ProblemShape>
+  CUTLASS_DEVICE auto load_init(ProblemShape const& problem, Params const& params) {
+    if (threadIdx.x < cutlass::NumThreadsPerWarp) {  // the warp that calls load()
+      look(params.wait, int(threadIdx.x));
+    }
+    return Base::load_init(problem, params);
+  }
+
   template <class LoadInputs, class KTileIterator, class BlockCoord>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState state,
                            LoadInputs const& inputs, BlockCoord const& coord,
@@ -103,13 +111,15 @@ struct WaitMainloop : Base {
     auto const in_slab = cute::make_coord(m, n, k, 0);
     int const first = int(slab) * wait.span + row / wait.rows;
     int const last = row < end ? int(slab) * wait.span + (end - 1) / wait.rows : first - 1;
-    bool const starts = !knows_epoch_;
-    if (row < end && starts) {
+    bool const starts = starts_;
+    starts_ = false;
+    if (row < end && !knows_epoch_) {
       epoch_ = gather_epoch(wait.group);
       knows_epoch_ = true;
     }
 
-    if (wait.chunk_k_tiles == 0 || (!starts && have_come(wait, first, last, lane))) {
+    if (wait.chunk_k_tiles == 0 || are_whole(first, last) ||
+        (!starts && have_come(wait, first, last, lane))) {
       wait_rows(wait, int(slab) * wait.span, row, end, lane);
       Base::load(params, pipeline, state, from_slab, in_slab, k_tile, k_tile_count, lane,
                  block_rank_in_cluster, storage);
@@ -168,12 +178,29 @@ struct WaitMainloop : Base {
     }
   }
 
-  // Whether all these sources' slabs are here. Not for a block's first tile, which would wait for the
-  // answer.
-  CUTLASS_DEVICE bool have_come(WaitArguments const& wait, int first, int last, int lane) {
-    if (first > last || (bits(first, last) & ~whole_) == 0u) {
-      return true;
+  CUTLASS_DEVICE bool are_whole(int first, int last) const {
+    return first > last || (bits(first, last) & ~whole_) == 0u;
+  }
+
+  // The epoch of the call, if it is known by now, and the slabs that have come: three loads at once.
+  CUTLASS_DEVICE void look(WaitArguments const& wait, int lane) {
+    void* mine = wait.group.peers[wait.group.rank];
+    uint32_t const done = load_relaxed(workspace_word(mine, kMultipliedOffset));
+    uint32_t const begun = load_relaxed(workspace_word(mine, kBegunOffset));
+    uint32_t flag = begun - 1u;
+    if (lane < wait.group.world) {
+      flag = load_acquire_system(flag_of(wait, lane, last_chunk(wait, lane)));
     }
+    knows_epoch_ = epoch_reached(begun, done + 1u);
+    epoch_ = begun;
+    uint32_t const come = __ballot_sync(0xffffffffu, epoch_reached(flag, begun));
+    whole_ = knows_epoch_ ? come : 0u;
+    order_loads();
+  }
+
+  // Whether all these sources' slabs are here, where the answer was no before. Not for a block's first
+  // tile, which would wait for it.
+  CUTLASS_DEVICE bool have_come(WaitArguments const& wait, int first, int last, int lane) {
     bool come = true;
     for (int source = first + lane; source <= last; source += 32) {
       uint32_t const* flag = flag_of(wait, source, last_chunk(wait, source));
@@ -245,6 +272,7 @@ struct WaitMainloop : Base {
   uint32_t whole_ = 0;  // sources whose slabs have come whole
   uint32_t epoch_ = 0;
   bool knows_epoch_ = false;
+  bool starts_ = true;
 };
 
 }  // namespace fluxgen

@@ -184,6 +184,7 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
             auto* words = reinterpret_cast<uint32_t*>(inbox_slab(group, owner, epoch, rank, slab * 4));
             __atomic_store_n(&words[i], epoch * 1000003u + uint32_t(rank * slab + i),
                              __ATOMIC_RELAXED);
+            fence_device();
             signal_tile(group, owner, i / tiles, uint32_t(tiles), epoch, false);
           }
         }

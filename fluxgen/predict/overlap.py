@@ -218,11 +218,12 @@ def _scatter_timeline(
     if topology.link is LinkKind.HOST:  # read back over PCIe, once all has been stored
         stream_us = max(stream_us, transfer_us(out_bytes * problem.m, topology))
         reduce_us = c.REDUCE_US + stream_us
-        return max(gemm.time_us, sent) + reduce_us + c.LAUNCH_US, comm, reduce_us
+        fixed = c.SCATTER_FIXED_US + c.LAUNCH_US
+        return max(gemm.time_us, sent) + reduce_us + fixed, comm, reduce_us
     reduce_us = c.REDUCE_US + stream_us
     # The reduction follows the GEMM in stream order and walks chunks as they arrive.
     tail = c.REDUCE_US + stream_us / run.chunks
-    finish = max(gemm.time_us + reduce_us, sent + tail) + c.LAUNCH_US
+    finish = max(gemm.time_us + reduce_us, sent + tail) + c.SCATTER_FIXED_US + c.LAUNCH_US
     return finish, comm, reduce_us
 
 

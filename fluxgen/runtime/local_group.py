@@ -5,7 +5,8 @@ they deadlock, so the shares sum to less than the GPU: the copies between ranks 
 SMs too, behind kernels that spin. Used by the correctness tests and the emulated evaluator.
 
 Set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` before CUDA starts: with fewer hardware queues than streams,
-independent streams wait for each other.
+independent streams wait for each other. A rank's waits, copies and flags have a stream each, as in
+a real group, but from eight ranks on one for all three, which is in order too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from fluxgen.runtime.arguments import copy_args, gemm_args, row_stride
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.mapped import zeroed
 from fluxgen.runtime.workspace import Sizes, chunk_size, group_view, sizes
+
+HARDWARE_QUEUES = 32
+"""Streams that never wait for each other, with ``CUDA_DEVICE_MAX_CONNECTIONS=32``."""
 
 FREE_SMS = 4
 """SMs left to the copies and to the transports' waits."""
@@ -51,8 +55,10 @@ class LocalGroup:
         self.reports = [torch.zeros(8, dtype=torch.int32, pin_memory=True) for _ in range(world)]
         self.streams = [torch.cuda.Stream(device) for _ in range(world)]
         self.awaits = [torch.cuda.Stream(device) for _ in range(world)]
-        self.copies = [torch.cuda.Stream(device) for _ in range(world)]
-        self.flags = [torch.cuda.Stream(device) for _ in range(world)]
+        self.copies = self.flags = self.awaits
+        if 4 * world < HARDWARE_QUEUES:  # and the default stream's
+            self.copies = [torch.cuda.Stream(device) for _ in range(world)]
+            self.flags = [torch.cuda.Stream(device) for _ in range(world)]
         self.events = [torch.cuda.Event() for _ in range(world)]
         for event in self.events:
             event.record()  # Torch creates the CUDA event here

@@ -125,7 +125,7 @@ REDUCE_US = 2.6
 """Fixed time of the reduction kernel beside its launch (same points)."""
 
 SCATTER_FIXED_US = 13.4
-"""gemm_rs: what a call takes beyond its parts. Emulated calls of the H200, best trial of 14 problems
-each, took 29 us more than their parts at m = 512 and 22 at 1024 (kernels before 2026-12-03), part of
-it the imitation's own latency. This much had been charged to the reduction by a wrong measurement
-of it; kept, as without it the model is further off and would choose fused kernels that lose."""
+"""gemm_rs: what a call takes beyond its parts. Emulated calls of the H200, best of 14 problems
+each, took 29 us more than their parts at m = 512 and 22 at 1024 (kernels before 2026-12-03), part
+of it the imitation's own latency. This much had been charged to the reduction by a wrong
+measurement; kept, as without it the model is further off and chooses fused kernels that lose."""

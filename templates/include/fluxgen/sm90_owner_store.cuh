@@ -1,7 +1,7 @@
 // A TMA store whose descriptor is chosen on the device: one of those in the kernel's parameters.
 //
 // CUTLASS's epilogue keeps one descriptor among its parameters, 64-byte aligned with much else. A copy
-// of them all per owner made a kernel's parameters 8.7 KB; the descriptors alone are 2 KB.
+// of them all per owner made a kernel's parameters 14,336 bytes; now it is 4,096.
 #ifndef FLUXGEN_SM90_OWNER_STORE_CUH_
 #define FLUXGEN_SM90_OWNER_STORE_CUH_
 

@@ -69,7 +69,8 @@ class SharedFile:
             # Another process may have that number in another namespace.
             name = str(Path(f"/proc/self/fd/{opened}").readlink())
             found = os.fstat(opened).st_size
-            if token not in name or found < size:
+            known = name.removeprefix("/memfd:").removesuffix(" (deleted)")
+            if known != token or found < size:
                 raise MachineError(
                     f"shared memory of process {pid}: expected {size} bytes of {token}; found "
                     f"{found} of {name}: the ranks of a host must share one PID namespace"

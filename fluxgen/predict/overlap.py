@@ -215,15 +215,15 @@ def _scatter_timeline(
     out_bytes = problem.signature.out_dtype.bytes * problem.n
     moved = out_bytes * (problem.m + problem.m_local)
     stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
+    fixed = c.SCATTER_FIXED_US + c.LAUNCH_US
     if topology.link is LinkKind.HOST:  # read back over PCIe, once all has been stored
         stream_us = max(stream_us, transfer_us(out_bytes * problem.m, topology))
         reduce_us = c.REDUCE_US + stream_us
-        fixed = c.SCATTER_FIXED_US + c.LAUNCH_US
         return max(gemm.time_us, sent) + reduce_us + fixed, comm, reduce_us
     reduce_us = c.REDUCE_US + stream_us
     # The reduction follows the GEMM in stream order and walks chunks as they arrive.
     tail = c.REDUCE_US + stream_us / run.chunks
-    finish = max(gemm.time_us + reduce_us, sent + tail) + c.SCATTER_FIXED_US + c.LAUNCH_US
+    finish = max(gemm.time_us + reduce_us, sent + tail) + fixed
     return finish, comm, reduce_us
 
 

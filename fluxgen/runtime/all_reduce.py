@@ -19,6 +19,7 @@ import torch
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op
 from fluxgen.runtime import dispatch, fallback
+from fluxgen.runtime.autograd import rows
 from fluxgen.runtime.checks import (
     check_bias,
     check_like,
@@ -100,8 +101,8 @@ def matmul_of_replicated(
     check_weight("w", w, x)
     check_bias("bias", bias, w)
     check_tangents(x, w, bias)
-    copied: torch.Tensor = _Replicated.apply(x, w, bias, name, tp)
-    return copied
+    out: torch.Tensor = _Replicated.apply(x, w, bias, name, tp)
+    return out
 
 
 class _Replicated(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to mypy here
@@ -143,18 +144,18 @@ def _reduce_impl(
     key = ("gemm_ar", x.shape, w.shape, w.stride(), x.dtype, x.device, *given)
 
     def describe() -> Call:
-        rows = x.shape[:-1].numel()
+        m = x.shape[:-1].numel()
         return Call(
-            Op.GEMM_RS, rows, (w.shape[0],), w.shape[1], x.dtype, x.device, tp, (layout_of(w),),
-            0, (rows,), "none" if bias is None else "replicated", gathers=True,
+            Op.GEMM_RS, m, (w.shape[0],), w.shape[1], x.dtype, x.device, tp, (layout_of(w),),
+            0, (m,), "none" if bias is None else "replicated", gathers=True,
             residual=residual is not None,
         )  # fmt: skip
 
     entry = state_of(process_group).entry(key, describe)
     if entry.run is not None:
-        rows = x.reshape(-1, x.shape[-1])
-        part = entry.run(rows, w, bias)
-        out = fallback.all_gather(part, process_group, 0, rows.shape[0])
+        flat = x.reshape(-1, x.shape[-1])
+        part = entry.run(flat, w, bias)
+        out = fallback.all_gather(part, process_group, 0, flat.shape[0])
         out = out.view(*x.shape[:-1], w.shape[0])
         return out if residual is None else out.add_(residual)
     dispatch.note(entry.decision)
@@ -186,10 +187,9 @@ def _reduce_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 def _own_gradients(grad: Any, x: Any, needs_w: bool, needs_b: bool) -> tuple[Any, Any]:
     """Of this rank's weight and of the bias, from rows that every rank holds."""
-    rows = grad.flatten(0, -2)
     return (
-        rows.t() @ x.flatten(0, -2) if needs_w else None,
-        rows.sum(0) if needs_b else None,
+        rows(grad).t() @ rows(x) if needs_w else None,
+        rows(grad).sum(0) if needs_b else None,
     )
 
 

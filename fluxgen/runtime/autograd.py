@@ -22,7 +22,7 @@ import torch
 
 from fluxgen.runtime.fallback import equal_parts
 
-__all__ = ["register"]
+__all__ = ["register", "rows"]
 
 
 def register(all_gather_matmul: Any, matmul_reduce_scatter: Any) -> None:
@@ -65,13 +65,13 @@ def _gather_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
             )
         for i, grad in zip(used, outs, strict=True):
             if needs_w[i]:
-                dw[i] = _rows(grad).t() @ _rows(gathered)
+                dw[i] = rows(grad).t() @ rows(gathered)
     db: list[Any] = []
     for i, has in enumerate(has_bias):
         if has:
             grad = grads[i]
             needed = needs_b[len(db)] and grad is not None
-            db.append(_rows(grad).sum(0) if needed else None)
+            db.append(rows(grad).sum(0) if needed else None)
     return dx, dw, db, None, None, None, None, None, None
 
 
@@ -102,15 +102,15 @@ def _scatter_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         if needs_x:
             dx = outs[0] if divisor == 1 else outs[0] / divisor
         if needs_w:
-            dw = _rows(outs[-1]).t() @ _rows(x)
+            dw = rows(outs[-1]).t() @ rows(x)
             dw = dw if divisor == 1 else dw / divisor
         if needs_b:
-            db = _rows(outs[-1]).sum(0)
+            db = rows(outs[-1]).sum(0)
             db = db if divisor == 1 or bias_mode == "replicated" else db / divisor
     return dx, dw, db, None, None, None, None, None, None
 
 
-def _rows(x: Any) -> Any:
+def rows(x: Any) -> Any:
     """(..., N) as (rows, N)."""
     return x.flatten(0, -2)
 
@@ -122,8 +122,8 @@ def _reduce_scatter(grad: Any, group: str, tp: int, dim: int, part: int) -> Any:
     """
     if tp == 1:
         return grad
-    rows = equal_parts(grad.movedim(dim, 0), tp).contiguous()
-    if rows.numel() == 0:
+    parts = equal_parts(grad.movedim(dim, 0), tp).contiguous()
+    if parts.numel() == 0:
         return grad.new_zeros(grad.movedim(dim, 0)[:part].movedim(0, dim).shape)
-    out = torch.ops._c10d_functional.reduce_scatter_tensor(rows, "sum", tp, group)
+    out = torch.ops._c10d_functional.reduce_scatter_tensor(parts, "sum", tp, group)
     return torch.ops._c10d_functional.wait_tensor(out)[:part].movedim(0, dim)

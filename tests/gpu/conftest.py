@@ -10,7 +10,8 @@ import pytest
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # One thread queues the calls of all ranks of a LocalGroup: round the ring, with K chunks, hundreds
-# of launches wait for the rank that is queued last. Without this, tests of eight ranks timed out.
+# of launches wait for the rank that is queued last. Tests of eight ranks timed out without this,
+# and once with it, before LocalGroup kept to the hardware queues: that alone may do.
 os.environ.setdefault("CUDA_SCALE_LAUNCH_QUEUES", "4x")
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 

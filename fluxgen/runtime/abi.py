@@ -196,6 +196,7 @@ class GatherCall(_Struct):
         ("copy", ct.c_void_p),
         ("gemms", ct.c_void_p),
         ("count", ct.c_int64),
+        ("awaits", ct.c_void_p),
         ("copies", ct.c_void_p),
         ("flags", ct.c_void_p),
         ("event", ct.c_void_p),

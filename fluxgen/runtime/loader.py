@@ -176,8 +176,8 @@ class SupportKernels(Library):
         self._call(self._begin, ct.byref(args), ct.c_void_p(stream))
 
     def copy(self, args: abi.CopyArgs, stream: int, sides: tuple[int, ...], event: int) -> None:
-        """Queue copies behind ``stream``, on the side streams of their waits (used to drain a
-        gemm_rs), of themselves and of their flags."""
+        """Queue copies behind ``stream``, on the side streams of their waits, of
+        themselves and of their flags."""
         self._call(self._copy, ct.byref(args), *map(ct.c_void_p, (stream, *sides, event)))
 
     def order(self, before: int, after: int, event: int) -> None:

@@ -161,6 +161,7 @@ class GatherRun(_Run):
             copy=ct.addressof(self._copy) if self._copy is not None else None,
             gemms=ct.addressof(self._gemms),
             count=len(self._outs),
+            awaits=fused.awaits,
             copies=fused.copies,
             flags=fused.flags,
             event=fused.event,

@@ -7,6 +7,7 @@ picks a configuration of the compiled kernels; then all candidates run in turn, 
 
     gemm      the library's GEMM alone
     copies    the remote bytes alone, by plain copies, with as many the other way
+    both      the two at once, with nothing to wait for: what they do to each other
     unfused   one after the other
     fluxgen   the configuration found: ag_gemm pulls by copy engine, gemm_rs is drained
 
@@ -61,10 +62,11 @@ def measure(problem: Problem, topology: Topology, trials: int) -> dict[str, Any]
     rank = OverPcie(problem, support_kernels("sm90"))
     if gathers:
         rank.stage(left)
-    whole = torch.empty_like(want)
+    whole, sent = torch.empty_like(want), torch.zeros_like(want)
     candidates: dict[str, Any] = {
         "gemm": (lambda: None, lambda: torch.mm(left, weight.t(), out=whole)),
         "copies": rank.copies_alone(whole),
+        "both": rank.beside(lambda: torch.mm(left, weight.t(), out=whole), sent),
         "unfused": rank.unfused(left, weight, whole),
     }
     out = torch.full_like(want if gathers else want[: problem.m_local], float("nan"))

@@ -119,6 +119,21 @@ class OverPcie(Alone):
 
         return self._settle, queue
 
+    def beside(self, work: Callable[[], None], out: torch.Tensor) -> Queue:
+        """:meth:`copies_alone` and ``work`` at once, neither waiting for the other: what a fused
+        call could take at best, given what the two do to each other."""
+        _, copies = self.copies_alone(out)
+        apart = torch.cuda.Stream()
+
+        def queue() -> None:
+            apart.wait_stream(self.stream)
+            with torch.cuda.stream(apart):
+                work()
+            copies()
+            self.stream.wait_stream(apart)
+
+        return self._settle, queue
+
     def _copy_slabs(self, out: torch.Tensor) -> None:
         """Every remote slab by one plain copy: into the gathered matrix, or out of ``out``."""
         gathers, tp = self.problem.op is Op.AG_GEMM, self.problem.tp
@@ -155,7 +170,7 @@ class OverPcie(Alone):
         args.own, args.own_row_stride = x.data_ptr(), problem.k
         row_bytes = problem.k * self.dtype.itemsize
         by_sms = run.transport is Transport.SM_COPY
-        _, copies, flags = self._sides
+        awaits, copies, flags = (side.cuda_stream for side in self._sides)
         begin = abi.BeginArgs(
             group=self.group, x=x.data_ptr(), rows=problem.m_local, row_bytes=row_bytes,
             row_stride_bytes=row_bytes, gathered=gathered, keep=run.span > 1, pull=by_sms,
@@ -165,8 +180,8 @@ class OverPcie(Alone):
         gemm, graphs = kernel.call(args), self.graphs()
         whole = abi.GatherCall(
             begin=ct.addressof(begin), copy=None if by_sms else ct.addressof(copy),
-            gemms=ct.addressof(gemm), count=1, copies=copies.cuda_stream,
-            flags=flags.cuda_stream, event=self._ordered.cuda_event, graphs=graphs.handle,
+            gemms=ct.addressof(gemm), count=1, awaits=awaits, copies=copies, flags=flags,
+            event=self._ordered.cuda_event, graphs=graphs.handle,
         )  # fmt: skip
         return self._whole(self.support.gather, whole, (begin, copy, args, gemm, graphs))
 

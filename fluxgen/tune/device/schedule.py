@@ -6,12 +6,15 @@ the link's rate and ``COPY_US`` for itself. Stores of a gemm_rs leave in the ord
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.core.topology import Topology
+from fluxgen.predict.gemm import make_grid
 from fluxgen.predict.link import copy_arrivals, copy_order, store_rate, transfer_us
 from fluxgen.runtime.workspace import chunk_size
 
@@ -75,38 +78,44 @@ def departures(
     """gemm_rs: how the link sends what the GEMM stores, tile by tile in the order of its walk.
 
     Stores leave as they are made, whoever owns them: of slabs that end together most has left when
-    the first of them is whole. When a chunk is, its last wave of tiles is still to be sent.
+    the first of them is whole. Tiles of a wave end together: when a chunk is whole, what the wave
+    of its last tile has stored until then is still to be sent.
     """
     rate = store_rate(topology, run.transport)
-    size = (run.sms or topology.gpu.sm_count) * kernel.tile_m * kernel.tile_n
-    wave_us = transfer_us(size * problem.signature.out_dtype.bytes, topology, rate)
+    groups = run.groups or (problem.tp,)
+    sms = run.sms or topology.gpu.sm_count
+    slots = make_grid(problem.m_local * run.span, problem.n, groups, kernel, sms).slots
+    ends, sent = _walk(problem, kernel, run)
     out, before_us = [], 0.0
-    for visit, chunk, sent in _ends(problem, kernel, run):
-        sent_us = transfer_us(sent, topology, rate)
-        out.append(Departure(visit, chunk, sent_us - before_us, min(wave_us, sent_us)))
+    for visit, chunk, end in ends:
+        sent_us = transfer_us(sent(end), topology, rate)
+        earlier_us = transfer_us(sent((end - 1) // slots * slots), topology, rate)
+        out.append(Departure(visit, chunk, sent_us - before_us, sent_us - earlier_us))
         before_us = sent_us
     return out
 
 
-def _ends(problem: Problem, kernel: KernelConfig, run: RunConfig) -> list[tuple[int, int, float]]:
-    """(visit, chunk, remote bytes that the walk has computed by then) of each remote chunk, as the
-    last row of clusters that touches it ends. The walk is that of ``tile_order.cuh``."""
+def _walk(
+    problem: Problem, kernel: KernelConfig, run: RunConfig
+) -> tuple[list[tuple[int, int, int]], Callable[[int], float]]:
+    """((visit, chunk, clusters until the last that touches it) of each remote chunk in the order in
+    which they end, remote bytes that so many clusters store). The walk is ``tile_order.cuh``'s."""
     tp, span, rows = problem.tp, run.span, problem.m_local
     size = chunk_size(problem, kernel, run) or rows
     item = problem.signature.out_dtype.bytes
     tiles = ceil_div(rows * span, kernel.tile_m)  # of ``span`` slabs
     columns = kernel.tile_n * kernel.cluster_n
     width = run.panel * columns if run.panel else problem.n
-    ended: dict[tuple[int, int], float] = {}
-    sent, first = 0.0, 0
+    ended: dict[tuple[int, int], int] = {}
+    walked, stored, first = [0], [0.0], 0
     for ranks in run.groups or (tp,):
         slabs = range(first // span, (first + ranks) // span)
         first += ranks
         walk = [(slab, tile) for slab in slabs for tile in range(tiles)]
         for begin in range(0, problem.n, width):
-            row_bytes = item * min(width, problem.n - begin)
+            panel = min(width, problem.n - begin)
             for at in range(0, len(walk), kernel.cluster_m):
-                touched = []
+                end, sent = walked[-1] + ceil_div(panel, columns), stored[-1]
                 for slab, tile in walk[at : at + kernel.cluster_m]:
                     top = tile * kernel.tile_m
                     bottom = min(top + kernel.tile_m, rows * span)
@@ -114,11 +123,21 @@ def _ends(problem: Problem, kernel: KernelConfig, run: RunConfig) -> list[tuple[
                         visit = _owner(slab, place, span, tp)
                         if visit:
                             low, high = max(top, place * rows), min(bottom, (place + 1) * rows)
-                            sent += row_bytes * (high - low)
+                            sent += item * panel * (high - low)
                             chunk = (low - place * rows) // size if span == 1 else 0
-                            touched.append((visit, chunk))
-                ended.update(dict.fromkeys(touched, sent))
-    return sorted(((*chunk, at) for chunk, at in ended.items()), key=lambda e: (e[2], e[:2]))
+                            ended[visit, chunk] = end
+                walked.append(end)
+                stored.append(sent)
+
+    def sent_by(clusters: int) -> float:
+        after = bisect_left(walked, clusters)
+        if walked[after] == clusters:
+            return stored[after]
+        share = (clusters - walked[after - 1]) / (walked[after] - walked[after - 1])
+        return stored[after - 1] + share * (stored[after] - stored[after - 1])
+
+    ends = [(visit, chunk, end) for (visit, chunk), end in ended.items()]
+    return sorted(ends, key=lambda e: (e[2], e[:2])), sent_by
 
 
 def _owner(slab: int, place: int, span: int, tp: int) -> int:

@@ -89,11 +89,12 @@ typedef struct fluxgen_gemm_call {
 // A whole ag_gemm in one call: begin, the transport, a GEMM for each weight, the join.
 //
 //   stream  -----> begin ==> GEMM, GEMM, ... ------>
-//   copies    `-*-------*--> copy, copy, ... -----'     pulls from the first *, pushes from the second
-//   flags                      `-----`---> flags -'
+//   awaits    `-*-------*--> wait, wait, ... -----'     pulls from the first *, pushes from the second
+//   copies                    `-> copy, copy, ... '
+//   flags                          `-> flag, ... -'
 //
 // The first GEMM starts once all blocks of `begin` have (a programmatic launch), or, where `begin`
-// pulls, as they end. All three wait for each other's flags and words only.
+// pulls, as they end. All of them wait for each other's flags and words only.
 typedef struct fluxgen_gather_call {
   uint32_t abi_version;
   uint32_t struct_size;         // sizeof(fluxgen_gather_call)
@@ -101,7 +102,8 @@ typedef struct fluxgen_gather_call {
   fluxgen_copy_args const* copy;     // null: begin pulls by itself, or nobody copies
   fluxgen_gemm_call const* gemms;
   int64_t count;
-  void* copies;                 // the copies' stream
+  void* awaits;                 // the stream of the copies' waits
+  void* copies;                 // that of the copies
   void* flags;                  // and that of their flags
   void* event;                  // that orders streams
   void* graphs;                 // of fluxgen_graphs, for this call alone; null: launch by launch
@@ -119,8 +121,8 @@ typedef struct fluxgen_scatter_call {
   fluxgen_gemm_call gemm;
   fluxgen_reduce_args const* reduce;
   fluxgen_copy_args const* copy;  // null: the GEMM stores into the owners' inboxes
-  void* awaits;                 // the stream of the copies' waits
-  void* copies;                 // and as above
+  void* awaits;                 // as above
+  void* copies;
   void* flags;
   void* event;
   void* graphs;                 // as above

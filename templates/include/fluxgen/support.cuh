@@ -190,7 +190,7 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStrea
       return status;
     }
   }
-  auto const fork = [&] { return order(stream, streams.copies, streams.event, message, size); };
+  auto const fork = [&] { return order(stream, streams.awaits, streams.event, message, size); };
   // Alone there is nothing to copy, and a stream that was not forked cannot be joined in a capture.
   bool const copies = call.copy != nullptr && count_copies(*call.copy, chunks) > 0;
   bool const pulls = copies && call.copy->kind == FLUXGEN_PULL;
@@ -214,8 +214,7 @@ inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStrea
   }
   bool const failed = status != FLUXGEN_OK;
   if (forked) {  // also after an error: the copies write into what the caller frees next
-    CopyStreams const used{nullptr, streams.copies, streams.flags, streams.event};
-    status = join(used, stream, status, message, size);
+    status = join(streams, stream, status, message, size);
   }
   if (began && (failed || call.count == 0)) {
     settle_kernel<<<1, 1, 0, stream>>>(call.begin->group);
@@ -252,11 +251,8 @@ inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CopyStre
   return forked ? join(streams, stream, status, message, size) : status;
 }
 
-inline CopyStreams streams_of(fluxgen_gather_call const& call) {
-  return {nullptr, static_cast<cudaStream_t>(call.copies), static_cast<cudaStream_t>(call.flags),
-          static_cast<cudaEvent_t>(call.event)};
-}
-inline CopyStreams streams_of(fluxgen_scatter_call const& call) {
+template <class Call>
+CopyStreams streams_of(Call const& call) {
   return {static_cast<cudaStream_t>(call.awaits), static_cast<cudaStream_t>(call.copies),
           static_cast<cudaStream_t>(call.flags), static_cast<cudaEvent_t>(call.event)};
 }

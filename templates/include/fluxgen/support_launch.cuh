@@ -373,17 +373,17 @@ inline cudaError_t update_copy(SlabCopy const& copy, cudaGraphNode_t node) {
   return cudaGraphMemcpyNodeSetParams(node, &node_params);
 }
 
-// Where the copies of a call run, and the kernels that raise their flags: beside the next copy, which
-// would have to wait for them in one stream (measured: 4 us a copy). So do, of a gemm_rs, the kernels
-// that wait for its chunks. `event` orders one behind the other.
+// Where the copies of a call run, the kernels that wait for what each copies, and those that raise its
+// flag: beside other copies, which would have to wait for them in one stream (measured: 4 us a copy).
+// `event` orders one behind the other.
 struct CopyStreams {
-  cudaStream_t awaits;  // of a gemm_rs
+  cudaStream_t awaits;
   cudaStream_t copies;
   cudaStream_t flags;
   cudaEvent_t event;
 };
 
-// Queue the copies; `note` is called after each.
+// Queue the copies behind what is on `streams.awaits`: the first waits. `note` is called after each.
 template <class Note>
 cudaError_t queue_copies(fluxgen_copy_args const& args, int chunks, CopyStreams const& streams,
                          Note note) {
@@ -392,14 +392,11 @@ cudaError_t queue_copies(fluxgen_copy_args const& args, int chunks, CopyStreams 
   for (int i = 0; i < copies && error == cudaSuccess; ++i) {
     SlabCopy const copy = slab_copy(args, chunks, i);
     if (copy.awaited != 0u) {
-      bool const apart = args.kind == FLUXGEN_DRAIN;
-      await_kernel<<<1, FLUXGEN_MAX_WORLD, 0, apart ? streams.awaits : streams.copies>>>(
+      await_kernel<<<1, FLUXGEN_MAX_WORLD, 0, streams.awaits>>>(
           AwaitArguments{args.group, args.kind, copy.awaited, copy.awaited_chunk});
-      if (apart) {
-        error = cudaEventRecord(streams.event, streams.awaits);
-        if (error == cudaSuccess) {
-          error = cudaStreamWaitEvent(streams.copies, streams.event, 0);
-        }
+      error = cudaEventRecord(streams.event, streams.awaits);
+      if (error == cudaSuccess) {
+        error = cudaStreamWaitEvent(streams.copies, streams.event, 0);
       }
     }
     if (error == cudaSuccess) {
@@ -440,8 +437,7 @@ inline int copy(fluxgen_copy_args const& args, cudaStream_t stream, CopyStreams 
   if (int const status = check_copies(args, &chunks, message, size)) {
     return status;
   }
-  cudaStream_t const first = args.kind == FLUXGEN_DRAIN ? streams.awaits : streams.copies;
-  if (int const status = order(stream, first, streams.event, message, size)) {
+  if (int const status = order(stream, streams.awaits, streams.event, message, size)) {
     return status;
   }
   return cuda_status(queue_copies(args, chunks, streams, [] { return cudaSuccess; }), "copies",

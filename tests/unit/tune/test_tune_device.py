@@ -90,6 +90,25 @@ def test_slabs_that_end_together_have_mostly_left():
     assert max(ends["one by one"].values()) <= 875 + last
 
 
+def test_what_is_still_to_be_sent_is_the_wave_of_the_last_tile():
+    """Four rows of 64 clusters, each of two slabs, on 66 slots: the waves begin at 0, 66, 132, 198,
+    and the last row is clusters 192 to 255, of slab 7 and of this rank's own."""
+    problem = Problem(RS.signature, 1024, 12288, 6144, 8)
+    kernel = KernelConfig(128, 192, 64, 2, 1)
+    slab = transfer_us(128 * 12288 * 2, TOPOLOGY, store_rate(TOPOLOGY, Transport.PEER_STORE))
+    run = RunConfig((8,), 0, transport=Transport.PEER_STORE)
+    found = schedule.departures(problem, TOPOLOGY, kernel, run)
+    assert [(t.visit, t.busy_us) for t in found] == [
+        (visit, pytest.approx(share * slab))
+        for visit, share in [(1, 2), (2, 0), (3, 2), (4, 0), (5, 2), (6, 0), (7, 1)]
+    ]
+    ends, begins = {2: 64, 4: 128, 6: 192}, {2: 0, 4: 66, 6: 132}
+    for t in found:
+        if t.visit in ends:
+            assert t.tail_us == pytest.approx((ends[t.visit] - begins[t.visit]) / 64 * 2 * slab)
+    assert found[-1].tail_us == pytest.approx((256 - 198) / 64 * slab)
+
+
 def test_a_spanned_tile_leaves_to_all_its_owners():
     short = Problem(RS.signature, 512, 12288, 6144, 8)  # slabs of 64 rows
     for groups in ((8,), (4, 4), (2, 4, 2)):

@@ -10,7 +10,7 @@ import ctypes as ct
 
 from fluxgen.core.errors import CommTimeout
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 MAX_WORLD = 16
 MAX_CHUNKS = 16
 
@@ -28,6 +28,7 @@ GATHERED_OFFSET = 1536
 COUNTERS_OFFSET = 2560
 FILLED_OFFSET = 3584
 CONSUMED_OFFSET = 4608
+REDUCED_OFFSET = 4672
 DATA_OFFSET = 5120
 """Byte offsets inside a workspace; drawn in ``protocol.cuh``."""
 
@@ -35,7 +36,9 @@ PEER_ABORTED = 2
 """``Report.code`` where not this rank's wait but a peer's passed its deadline."""
 
 OPS = {"ag_gemm": 0, "gemm_rs": 1}
-OP_NAMES = {0: "ag_gemm", 1: "gemm_rs", 2: "gemm_rs (reduction)", 3: "transport"}
+OP_NAMES = {
+    0: "ag_gemm", 1: "gemm_rs", 2: "gemm_rs (reduction)", 3: "transport", 4: "all-reduce",
+}  # fmt: skip
 DTYPES = {"bf16": 0, "fp16": 1}
 B_LAYOUTS = {"nk": 0, "kn": 1}
 CHUNK_AXES = {"m": 0, "k": 1}
@@ -85,6 +88,7 @@ class Group(ct.Structure):
         ("half_bytes", ct.c_int64),
         ("gathered_bytes", ct.c_int64),
         ("drained_bytes", ct.c_int64),
+        ("result_bytes", ct.c_int64),
         ("peers", ct.c_void_p * MAX_WORLD),
         ("timeout_ns", ct.c_uint64),
         ("report", ct.c_void_p),
@@ -137,10 +141,13 @@ class ReduceArgs(_Struct):
         ("d", ct.c_void_p),
         ("d_row_stride", ct.c_int64),
         ("bias", ct.c_void_p),
+        ("residual", ct.c_void_p),
         ("scale", ct.c_float),
         ("dtype", ct.c_int32),
         ("blocks", ct.c_int32),
         ("drain", ct.c_int32),
+        ("shares", ct.c_int32),
+        ("reserved", ct.c_uint32),
     ]
 
 

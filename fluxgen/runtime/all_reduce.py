@@ -1,9 +1,9 @@
 """The op of a row-parallel layer whose result every rank needs: ``matmul_all_reduce``.
 
 A custom op as those of :mod:`fluxgen.runtime.ops`, with a fake kernel and autograd. Its fused path
-has two shots: the fused ``gemm_rs`` that the database names for these rows reduces each rank's part
-of them, in fp32 and rank order, and the group's own collective hands the parts round. Elsewhere the
-device library multiplies and the group's all-reduce adds. Either way all ranks get the same bits.
+has two shots: of the ``gemm_rs`` that the database names for these rows each rank reduces its part,
+in fp32 and rank order, and the same kernel pushes it to every peer. Elsewhere the device library
+multiplies and the group's all-reduce adds. Either way all ranks get the same bits.
 
 What follows an all-reduce is the same computation on every rank, so the gradient that comes back
 is, too: nothing is communicated in backward (``g`` of Megatron-LM's pair; its ``f`` is
@@ -30,10 +30,19 @@ from fluxgen.runtime.checks import (
 )
 from fluxgen.runtime.dispatch import Call
 from fluxgen.runtime.groups import state_of
-from fluxgen.runtime.ops import Group, group_of, is_plain_call, resolve
+from fluxgen.runtime.ops import (
+    Group,
+    group_of,
+    is_plain_call,
+    known_call,
+    remember,
+    resolve,
+)
 from fluxgen.runtime.runs import layout_of
 
 __all__ = ["matmul_all_reduce", "matmul_of_replicated"]
+
+_NAME = "gemm_ar"
 
 
 def matmul_all_reduce(
@@ -61,6 +70,9 @@ def matmul_all_reduce(
         AgreementError: (a ValueError) other ranks make another call, or none; names them.
         UnsupportedError, CaptureError, CommTimeout: as ``all_gather_matmul``.
     """
+    state, key, run = known_call(group, x, w, (bias, residual), _NAME)
+    if run is not None:
+        return run(x, w, bias, residual).view(*x.shape[:-1], w.shape[0])
     name, tp = group_of(group)
     check_x(x)
     check_weight("w", w, x)
@@ -78,6 +90,8 @@ def matmul_all_reduce(
     direct = is_plain_call(*(t for t in (x, w, bias, residual) if t is not None))
     op = _reduce_impl if direct else torch.ops.fluxgen.matmul_all_reduce
     out: torch.Tensor = op(x, w, bias, residual, name, tp)
+    if state is not None and key not in state.fast:
+        remember(state, key, x, w, _reduce_key(x, w, bias, residual))
     return out
 
 
@@ -131,6 +145,12 @@ class _Replicated(torch.autograd.Function):  # type: ignore[misc]  # torch is un
         return dx, dw, db, None, None
 
 
+def _reduce_key(x: torch.Tensor, w: torch.Tensor, *added: torch.Tensor | None) -> tuple[Any, ...]:
+    """What tells agreed calls apart."""
+    given = (t is not None for t in added)
+    return (_NAME, x.shape, w.shape, w.stride(), x.dtype, x.device, *given)
+
+
 def _reduce_impl(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -140,8 +160,6 @@ def _reduce_impl(
     tp: int,
 ) -> torch.Tensor:
     process_group = resolve(group)
-    given = (bias is not None, residual is not None)
-    key = ("gemm_ar", x.shape, w.shape, w.stride(), x.dtype, x.device, *given)
 
     def describe() -> Call:
         m = x.shape[:-1].numel()
@@ -151,13 +169,12 @@ def _reduce_impl(
             residual=residual is not None,
         )  # fmt: skip
 
-    entry = state_of(process_group).entry(key, describe)
+    entry = state_of(process_group).entry(_reduce_key(x, w, bias, residual), describe)
     if entry.run is not None:
         flat = x.reshape(-1, x.shape[-1])
-        part = entry.run(flat, w, bias)
-        out = fallback.all_gather(part, process_group, 0, flat.shape[0])
-        out = out.view(*x.shape[:-1], w.shape[0])
-        return out if residual is None else out.add_(residual)
+        added = None if residual is None else residual.reshape(-1, residual.shape[-1])
+        out: torch.Tensor = entry.run(flat, w, bias, added)
+        return out.view(*x.shape[:-1], w.shape[0])
     dispatch.note(entry.decision)
     return fallback.matmul_all_reduce(x, w, bias, residual, process_group)
 

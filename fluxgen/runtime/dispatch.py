@@ -141,7 +141,7 @@ class Winner:
 
     Attributes:
         problems: one for each weight. kernel, run: the configuration. arch: ``sm90``.
-        artefacts: content keys of the libraries.
+        artefacts: content keys of the libraries. shares: as ``Call.gathers``.
     """
 
     problems: tuple[Problem, ...]
@@ -149,6 +149,7 @@ class Winner:
     run: RunConfig
     arch: str
     artefacts: tuple[str, ...]
+    shares: bool = False
 
 
 @dataclass(frozen=True)
@@ -360,5 +361,5 @@ def _winner(
             reason = f"{found.text}, which cannot be loaded: {error}"
             return Cause.NOT_BUILT, reason, None
         problems.append(problem)
-    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts))
+    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts), call.gathers)
     return Cause.FUSED, found.text, winner

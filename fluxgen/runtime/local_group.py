@@ -81,7 +81,7 @@ class LocalGroup:
         """A group large enough for each of ``problems``, which have one tp."""
         needed = Sizes()
         for problem in problems:
-            needed |= sizes(problem, *Transport)
+            needed |= sizes(problem, *Transport, shares=problem.op is Op.GEMM_RS)
         return cls(problems[0].tp, support, needed, timeout_s, in_host)
 
     def _gemm_args(
@@ -172,8 +172,13 @@ class LocalGroup:
         b: Sequence[torch.Tensor],
         d: Sequence[torch.Tensor],
         delay: Callable[[int], None] | None = None,
+        residual: torch.Tensor | None = None,
+        shares: bool = False,
     ) -> None:
-        """Queue one gemm_rs on every rank: a[r] (m, k), b[r] as in ag_gemm -> d[r] (m/tp, n)."""
+        """Queue one gemm_rs on every rank: a[r] (m, k), b[r] as in ag_gemm -> d[r] (m/tp, n).
+
+        With ``shares`` an all-reduce: d[r], and the residual if there is one, are (m, n).
+        """
         drains = run.transport is Transport.COPY_ENGINE_DRAIN
         for rank in range(self.world):
             args = self._gemm_args(rank, problem, kernel.kernel, run)
@@ -201,6 +206,8 @@ class LocalGroup:
                     dtype=abi.DTYPES[problem.signature.dtype.value],
                     blocks=self.share,
                     drain=drains,
+                    shares=shares,
+                    residual=None if residual is None else residual.data_ptr(),
                 ),
                 self.streams[rank].cuda_stream,
             )

@@ -93,7 +93,7 @@ def all_gather_matmul(
         CaptureError: the first call of this kind, inside a CUDA graph capture.
         CommTimeout: an earlier call of this group waited for a rank past its deadline.
     """
-    state, key, run = _known_call(group, x, w, bias, gather_dim, gather_size, return_gathered)
+    state, key, run = known_call(group, x, w, (bias,), gather_dim, gather_size, return_gathered)
     if run is not None:
         return run(x, w, bias, return_gathered)
     single = isinstance(w, torch.Tensor)
@@ -133,7 +133,7 @@ def all_gather_matmul(
     )
     if state is not None and key not in state.fast:
         slow_key = (Op.AG_GEMM, *_gather_key(x, weights, dim, size, return_gathered))
-        _remember(state, key, x, weights[0], slow_key)
+        remember(state, key, x, weights[0], slow_key)
     y = outs[0] if single else list(outs[: len(weights)])
     return (y, outs[-1]) if return_gathered else y
 
@@ -170,7 +170,7 @@ def matmul_reduce_scatter(
             lack) are found by comparing, the first time that this call is made.
         UnsupportedError, CaptureError, CommTimeout: as :func:`all_gather_matmul`.
     """
-    state, key, run = _known_call(group, x, w, bias, scatter_dim, reduce_op, bias_mode)
+    state, key, run = known_call(group, x, w, (bias,), scatter_dim, reduce_op, bias_mode)
     if run is not None:
         return run(x, w, bias)
     name, tp = group_of(group)
@@ -192,7 +192,7 @@ def matmul_reduce_scatter(
     )
     if state is not None and key not in state.fast:
         slow_key = (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode))
-        _remember(state, key, x, w, slow_key)
+        remember(state, key, x, w, slow_key)
     return out
 
 
@@ -288,26 +288,29 @@ def _layout(t: torch.Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.get_device()
 
 
-def _known_call(
-    group: Any, x: Any, w: Any, bias: Any, *rest: Any
+def known_call(
+    group: Any, x: Any, w: Any, added: Sequence[Any], *rest: Any
 ) -> tuple[GroupState | None, Any, Callable[..., Any] | None]:
     """The launches of a plain call that was made before, if it has any that need no more checks.
+
+    Args:
+        added: the bias, or None, and whatever else may be. rest: what else tells calls apart.
 
     Returns:
         The group's state, the call's key there, and the launches; all None for another call, whose
         checks are still to come.
     """
     state = _fast_state(group)
-    if state is None or not is_plain_call(*((x, w) if bias is None else (x, w, bias))):
+    if state is None or not is_plain_call(x, w, *(t for t in added if t is not None)):
         return None, None, None
-    key = (*_layout(x), *_layout(w), None if bias is None else _layout(bias), *rest)
+    key = (*_layout(x), *_layout(w), *(t if t is None else _layout(t) for t in added), *rest)
     try:
         return state, key, state.fast.get(key)
     except TypeError:  # not hashable: the checks say what it should be
         return None, None, None
 
 
-def _remember(
+def remember(
     state: GroupState, key: Hashable, x: torch.Tensor, w: torch.Tensor, slow_key: Hashable
 ) -> None:
     """Let the next such call go straight to its launches, if it has any."""

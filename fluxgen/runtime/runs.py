@@ -2,6 +2,7 @@
 
     GatherRun    begin -> [side streams: copies, chunk by chunk] + a GEMM for each weight -> join
     ScatterRun   GEMM (stores into the owners' inboxes, or side streams: copies) -> reduce
+                 -> collect, where every rank gets all rows
 
 A run keeps its argument structs and fills in addresses, so a call is one call into C; and there,
 outside of captures, one launch: of a CUDA graph with those addresses (docs/adr/0010). What is
@@ -56,7 +57,8 @@ class _Run:
         self.dtype = call.dtype
         # Rows as the ranks cut them, and whether the operands' other dims come with them.
         self.plain = call.cut == 0
-        rows = self.first.m if call.op is Op.AG_GEMM else self.first.m_local
+        whole = call.op is Op.AG_GEMM or call.gathers
+        rows = self.first.m if whole else self.first.m_local
         self._lead = (rows // math.prod(call.sizes[1:]), *call.sizes[1:]) if self.plain else (rows,)
         self._generation = -1
 
@@ -274,7 +276,7 @@ class GatherRun(_Run):
 
 
 class ScatterRun(_Run):
-    """gemm_rs."""
+    """gemm_rs, and the all-reduce that it is part of where the winner shares its rows."""
 
     def __init__(self, fused: Fused, call: Call, decision: Decision) -> None:
         super().__init__(fused, call, decision)
@@ -285,7 +287,7 @@ class ScatterRun(_Run):
         kernel, self._args = self._gemm(group, first)
         self._reduce = abi.ReduceArgs(group=group, rows=first.m_local, n=first.n, scale=self.scale)
         self._reduce.chunk_rows = chunk_size(first, self.winner.kernel, self.winner.run)
-        self._reduce.d_row_stride = first.n
+        self._reduce.d_row_stride, self._reduce.shares = first.n, self.winner.shares
         self._reduce.dtype = abi.DTYPES[first.signature.dtype.value]
         self._out = self._shape(first.n)
         self._call = abi.ScatterCall(
@@ -300,13 +302,21 @@ class ScatterRun(_Run):
             self._call.flags, self._call.event = fused.flags, fused.event
         self._call_at = ct.addressof(self._call)
 
-    def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """``scale * (this rank's part of the sum over ranks of x @ w.T) + bias``.
 
-        Summed in fp32 in rank order and rounded once: the same bits on every run.
+        Summed in fp32 in rank order and rounded once: the same bits on every run. Of an all-reduce
+        all rows, with the same bits on every rank.
 
         Args:
-            x, w: of the call that the ranks agreed on. bias: (n,).
+            x, w: of the call that the ranks agreed on. bias: (n,). residual: (m, n), of an
+                all-reduce: added last, before the rounding.
 
         Raises:
             CommTimeout: an earlier call of this group did not complete.
@@ -314,7 +324,8 @@ class ScatterRun(_Run):
         with self.fused.alone():
             rows, weight = self._rows(x), _weight(w, self.first.signature.b_layout)
             strides = (_stride(rows), row_stride(weight))
-            return self._shaped(self._queue(rows.data_ptr(), weight.data_ptr(), strides, bias), x)
+            at = rows.data_ptr(), weight.data_ptr()
+            return self._shaped(self._queue(*at, strides, bias, residual), x)
 
     def fast(
         self,
@@ -322,22 +333,30 @@ class ScatterRun(_Run):
         x: torch.Tensor,
         w: torch.Tensor,
         bias: torch.Tensor | None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A call with operands whose strides are what ``readable`` gave."""
         x_at, w_at = x.data_ptr(), w.data_ptr()
         if strides is None or (x_at | w_at) & 15 or _current_device() != self.fused.index:
-            return self(x, w, bias)
+            return self(x, w, bias, residual)
         with self.fused.queue.lock:
-            return self._queue(x_at, w_at, strides, bias)
+            return self._queue(x_at, w_at, strides, bias, residual)
 
     def _queue(
-        self, x: int, w: int, strides: tuple[int, ...], bias: torch.Tensor | None
+        self,
+        x: int,
+        w: int,
+        strides: tuple[int, ...],
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As a call, of addresses and row strides of operands that TMA can read."""
         workspace = self._current()
         fused, args, reduce = self.fused, self._args, self._reduce
         if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):
             bias = bias.clone(memory_format=torch.contiguous_format)
+        if residual is not None and (not residual.is_contiguous() or residual.data_ptr() % 16):
+            residual = residual.clone(memory_format=torch.contiguous_format)
         stream, capturing = fused.enter(workspace)
         dispatch.note(self.decision)
         out = fused.empty(*self._out, self.dtype)
@@ -346,6 +365,7 @@ class ScatterRun(_Run):
             self._strides = strides
         args.a, args.b, reduce.d = x, w, out.data_ptr()
         reduce.bias = None if bias is None else bias.data_ptr()
+        reduce.residual = None if residual is None else residual.data_ptr()
         if capturing is not self._direct:
             self._launch_one_by_one(capturing)
         fused.support.scatter(self._call_at, stream, fused.text)

@@ -24,17 +24,19 @@ class Sizes:
         stage: one slab (m/tp, k) of an ag_gemm, for peers to pull. half: one half of the inbox, W
             slabs of (m/tp, n) of a gemm_rs. gathered: the matrix (m, k) that peers push into.
         drained: the outbox (m, n) of a gemm_rs that copies drain, and the inbox that they fill.
+        result: (m, n) of an all-reduce, which peers push their rows into.
     """
 
     stage: int = 0
     half: int = 0
     gathered: int = 0
     drained: int = 0
+    result: int = 0
 
     @property
     def total(self) -> int:
         """Of the whole workspace, control blocks included."""
-        return self.gathered_offset + self.gathered + 2 * self.drained
+        return self.gathered_offset + self.gathered + 2 * self.drained + self.result
 
     @property
     def gathered_offset(self) -> int:
@@ -52,6 +54,7 @@ class Sizes:
             max(self.half, other.half),
             max(self.gathered, other.gathered),
             max(self.drained, other.drained),
+            max(self.result, other.result),
         )
 
 
@@ -67,7 +70,7 @@ def group_view(
     """
     group = abi.Group(
         world=len(addresses), rank=rank, stage_bytes=parts.stage, half_bytes=parts.half,
-        gathered_bytes=parts.gathered, drained_bytes=parts.drained,
+        gathered_bytes=parts.gathered, drained_bytes=parts.drained, result_bytes=parts.result,
         timeout_ns=int(timeout_s * 1e9), report=report,
     )  # fmt: skip
     for peer, address in enumerate(addresses):
@@ -75,8 +78,11 @@ def group_view(
     return group
 
 
-def sizes(problem: Problem, *transports: Transport) -> Sizes:
+def sizes(problem: Problem, *transports: Transport, shares: bool = False) -> Sizes:
     """What ``problem`` needs, moved by any of ``transports``.
+
+    Args:
+        shares: every rank gets what a gemm_rs has reduced: an all-reduce.
 
     Raises:
         UsageError: the workspace would exceed ``MAX_WORKSPACE_BYTES``.
@@ -87,6 +93,7 @@ def sizes(problem: Problem, *transports: Transport) -> Sizes:
         needed = Sizes(
             half=0 if drains and all(drains) else aligned(problem.tp * slab),
             drained=aligned(problem.tp * slab) if any(drains) else 0,
+            result=aligned(problem.tp * slab) if shares else 0,
         )
     else:
         slab = problem.m_local * problem.k * problem.signature.dtype.bytes

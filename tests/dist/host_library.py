@@ -130,12 +130,18 @@ class Support:
         parts = [torch.empty_like(partial) for _ in range(world)]
         dist.all_gather(parts, partial, group=self.group)
         rows = slice(args.group.rank * args.rows, (args.group.rank + 1) * args.rows)
+        if reduce.shares:
+            assert slabs <= args.group.result_bytes
+            rows = slice(None)
         total = sum(part[rows].float() for part in parts) * reduce.scale
         if reduce.bias:
             total = total + matrix(reduce.bias, 1, args.n, args.n)[0].float()
-        matrix(reduce.d, args.rows, args.n, reduce.d_row_stride).copy_(total.bfloat16())
+        if reduce.residual:
+            assert reduce.shares
+            total = total + matrix(reduce.residual, len(total), args.n, args.n).float()
+        matrix(reduce.d, len(total), args.n, reduce.d_row_stride).copy_(total.bfloat16())
         assert c.graphs, "no capture is going on"
-        self.calls.append("drains" if c.copy else "stores")
+        self.calls.append(("shares, " if reduce.shares else "") + ("drains" if c.copy else "stores"))
 
 
 def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -196,7 +202,7 @@ def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Dec
             )
     if reason:
         return Decision("unfused", reason, call.key, Cause.NO_RECORD)
-    winner = Winner(tuple(problems), KERNEL, run, "sm90", ("key",))
+    winner = Winner(tuple(problems), KERNEL, run, "sm90", ("key",), call.gathers)
     return Decision("fused", "a record", call.key, Cause.FUSED, winner)
 
 

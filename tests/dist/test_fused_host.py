@@ -135,8 +135,10 @@ def _all_reduced(groups, rank, name):
     if group is None:
         return
     world, me, n, k = group.size(), group.rank(), 40, 16
-    with host_library(group, Transport.COPY_ENGINE_PUSH), strict(), explain() as seen:
+    stores = Transport.COPY_ENGINE_PUSH
+    with host_library(group, stores) as support, strict(), explain() as seen:
         for lead in ((8 * world,), (world, 16)):  # rows are cut across what leads them
+            support.calls.clear()
             xs = [ints(100 + q, *lead, k) for q in range(world)]
             ws = [ints(200 + q, n, k) for q in range(world)]
             total = sum((a.float() @ c.float().T).bfloat16().float()
@@ -145,7 +147,10 @@ def _all_reduced(groups, rank, name):
             for _ in range(3):
                 same(matmul_all_reduce(xs[me], ws[me], group=group), total.bfloat16())
                 y = matmul_all_reduce(xs[me], ws[me], bias, residual, group=group)
-                same(y, (total + bias.float()).bfloat16() + residual)
+                same(y, (total + bias.float() + residual.float()).bfloat16())
+                odd = ints(5, *lead, n + 1)[..., 1:].copy_(residual)  # rows that are not contiguous
+                same(matmul_all_reduce(xs[me], ws[me], bias, odd, group=group), y)
+            assert support.calls == ["shares, stores"] * 9
     assert {d.cause for d in seen.decisions} == {Cause.FUSED}
     assert {d.key.partition("/")[0] for d in seen.decisions} == {"gemm_ar"}
     with host_library(group), explain() as seen:  # rows that the ranks do not divide
@@ -155,7 +160,7 @@ def _all_reduced(groups, rank, name):
 
 
 @pytest.mark.parametrize("name", ["w2", "w3", "w4", "reversed"])
-def test_an_all_reduce_is_a_fused_reduction_handed_round(ranks, name):
+def test_an_all_reduce_is_a_fused_reduction_whose_rows_all_ranks_get(ranks, name):
     ranks(_all_reduced, name)
 
 

@@ -318,6 +318,85 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
                 assert torch.equal(got, want), f"{problem.key} round {repeat}"
 
 
+SHARING = [
+    "gemm_rs_bf16_sm90_128x192x64_2x1", "gemm_rs_fp16_sm90_64x160x64_2x2",
+    "gemm_rs_bf16_kn_sm90_128x128x64_1x1", "gemm_rs_bf16_sm80_128x256x32",
+]  # fmt: skip
+
+
+def shared(problem: Problem, left, weights, residual):
+    """What every rank of an all-reduce must hold."""
+    dtype = getattr(torch, problem.signature.dtype.torch_name)
+    total = sum(exact_matmul(a, b).to(dtype).float() for a, b in zip(left, weights, strict=True))
+    return (total if residual is None else total + residual.float()).to(dtype)
+
+
+def all_rows(problem: Problem):
+    """NaN-poisoned outputs of an all-reduce."""
+    dtype = getattr(torch, problem.signature.dtype.torch_name)
+    size = problem.m, problem.n
+    return [torch.full(size, float("nan"), device="cuda", dtype=dtype) for _ in range(problem.tp)]
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("prefix", SHARING)
+def test_all_reduce_in_every_world(prefix: str, world: int) -> None:
+    kernel = load_kernel(first_of(prefix))
+    dtype = getattr(torch, kernel.signature.dtype.torch_name)
+    problems = [Problem(kernel.signature, r * world, n, k, world) for r, n, k in sizes_for(world)]
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
+    for i, problem in enumerate(problems):
+        for by in (PUSH, DRAIN):
+            left, weights, _ = operands(problem)
+            residual = integers(problem.m, problem.n, dtype=dtype) if i % 2 else None
+            out = all_rows(problem)
+            torch.cuda.synchronize()
+            group.run(
+                kernel, problem, run_config(problem, chunks=1 + i % 2, by=by), left, weights, out,
+                shares=True, residual=residual,
+            )  # fmt: skip
+            group.synchronize()
+            want = shared(problem, left, weights, residual)
+            for rank, got in enumerate(out):
+                assert torch.equal(got, want), f"{problem.key} {by} rank {rank}"
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_all_reduces_among_other_calls(world: int) -> None:
+    """Back to back on one workspace, sizes in turn, new data each call, each rank late in turn."""
+    pair = [load_kernel(first_of(f"{op}_bf16_sm90")) for op in ("ag_gemm", "gemm_rs")]
+    problems = [
+        Problem(kernel.signature, rows * world, n, 136, world)
+        for rows, n in ((72, 264), (8, 1368))
+        for kernel in pair
+    ]
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
+    for begin in (0, 12):
+        queued = []
+        for call in range(begin, begin + 12):
+            kind = call % 3  # ag_gemm, gemm_rs, all-reduce
+            problem = problems[2 * (call // 2 % 2) + min(kind, 1)]
+            left, weights, out = operands(problem)
+            queued.append((problem, left, weights, all_rows(problem) if kind == 2 else out, kind))
+        torch.cuda.synchronize()
+        for call, (problem, left, weights, out, kind) in enumerate(queued, begin):
+            late = call % world
+            group.run(
+                pair[min(kind, 1)], problem,
+                run_config(problem, by=(PUSH, PULL, DRAIN)[call // 2 % 3]), left, weights, out,
+                delay=lambda r, late=late: torch.cuda._sleep(3_000_000) if r == late else None,
+                **({"shares": True} if kind == 2 else {}),
+            )  # fmt: skip
+        group.synchronize()
+        for call, (problem, left, weights, out, kind) in enumerate(queued, begin):
+            want = (
+                [shared(problem, left, weights, None)] * world if kind == 2
+                else expected(problem, left, weights)
+            )  # fmt: skip
+            for rank in range(world):
+                assert torch.equal(out[rank], want[rank]), f"call {call}, rank {rank}"
+
+
 def test_thousand_calls() -> None:
     """1,000 back-to-back mixed calls; the last of every ten is checked, all inputs differ."""
     world, rows, n, k = 4, 64, 128, 128

@@ -29,7 +29,7 @@ def support(tmp_path_factory, toolchain):
 def group(**changes):
     v = {"world": 4, "rank": 1, "stage": 1 << 20, "half": 1 << 20, "peer": ADDRESS, **changes}
     made = abi.Group(world=v["world"], rank=v["rank"], stage_bytes=v["stage"], half_bytes=v["half"])
-    made.gathered_bytes = made.drained_bytes = 4 << 20
+    made.gathered_bytes = made.drained_bytes = made.result_bytes = 4 << 20
     for peer in range(4):
         made.peers[peer] = v["peer"]
     return made
@@ -97,6 +97,11 @@ def reduce(**changes):
         (reduce(n=1 << 20, d_row_stride=1 << 20, drain=1), "drained into"),
         (reduce(drain=2), "drain:"),
         (reduce(dtype=2), "dtype:"),
+        (reduce(shares=2), "shares:"),
+        (reduce(shares=1, d_row_stride=72), "contiguous"),
+        (reduce(shares=1, group=group(half=1 << 30), rows=1 << 15), "workspace's result"),
+        (reduce(residual=ADDRESS), "residual:"),
+        (reduce(shares=1, residual=ADDRESS + 2), "residual:"),
     ],
 )
 def test_what_it_cannot_take_is_refused_on_the_host(support, args, words):  # C07, D05, I03

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 6
+#define FLUXGEN_ABI_VERSION 7
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
 
@@ -25,11 +25,12 @@ enum fluxgen_status {
 
 enum fluxgen_op { FLUXGEN_AG_GEMM = 0, FLUXGEN_GEMM_RS = 1 };
 enum fluxgen_chunk_axis { FLUXGEN_CHUNK_M = 0, FLUXGEN_CHUNK_K = 1 };
+
 // What a wait that passed its deadline leaves in host-mapped memory, of this rank or, by way of the
 // group's mark, of another. `code` is written last.
 typedef struct fluxgen_report {
   uint32_t code;  // 0: none; 1: this rank's wait timed out; 2: `peer` has given up
-  uint32_t op;    // enum fluxgen_op, or 2 for the reduction, 3 for the transport
+  uint32_t op;    // enum fluxgen_op, or 2: the reduction, 3: the transport, 4: the collection
   uint32_t rank;
   uint32_t peer;
   uint32_t chunk;
@@ -46,6 +47,7 @@ typedef struct fluxgen_group {
   int64_t half_bytes;                 // bytes of one of the two halves of its inbox (gemm_rs)
   int64_t gathered_bytes;             // bytes of its matrix that peers push into (ag_gemm)
   int64_t drained_bytes;              // bytes of its outbox, and of the inbox that copies drain into
+  int64_t result_bytes;               // bytes of the result of an all-reduce, which its peers fill
   void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
   uint64_t timeout_ns;                // deadline of each device-side wait
   fluxgen_report* report;             // host-mapped, or device memory; may be null

@@ -20,7 +20,8 @@ enum fluxgen_copies {
 };
 
 // The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
-// inbox) + bias.
+// inbox) + bias. With `shares` every rank gets the rows of all: D is (world * rows, n), contiguous, and
+// the residual is added last.
 typedef struct fluxgen_reduce_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_reduce_args)
@@ -31,10 +32,13 @@ typedef struct fluxgen_reduce_args {
   void* d;
   int64_t d_row_stride;
   const void* bias;      // (n), 16-byte aligned, or null
+  const void* residual;  // with shares: as D, or null
   float scale;
   int32_t dtype;         // 0: bf16, 1: fp16
   int32_t blocks;        // thread blocks; 0: as many as fit well
   int32_t drain;         // as in the GEMM
+  int32_t shares;        // 1: an all-reduce
+  uint32_t reserved;
 } fluxgen_reduce_args;
 
 // The start of ag_gemm: copy the caller's slab into the stage and, with `keep`, to its place in the
@@ -109,7 +113,8 @@ typedef struct fluxgen_gather_call {
   void* graphs;                 // of fluxgen_graphs, for this call alone; null: launch by launch
 } fluxgen_gather_call;
 
-// A whole gemm_rs in one call: the GEMM, the reduction, and, where it is drained, its copies.
+// A whole gemm_rs in one call: the GEMM, the reduction, and, where it is drained, its copies. Where the
+// reduction shares, the kernel that collects the peers' rows comes behind it.
 //
 //   stream  -----> GEMM =================> reduce -->
 //   awaits    `-> wait, wait, ...

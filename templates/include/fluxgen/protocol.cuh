@@ -10,11 +10,13 @@
 //      2560   counters  [owner][chunk]   finished tiles of what I send   (my kernels write)
 //      3584   filled    [owner][chunk]   all of them are in my outbox    (my kernels write)
 //      4608   consumed  [peer]           peer has read what I drained    (the peer writes)
+//      4672   reduced   [source]         source's rows are in my result  (the source writes)
 //      5120   stage     [row][column]    my slab of ag_gemm, for the peers to pull
 //      ...    inbox     [half][source][row][column] of gemm_rs, half = epoch % 2
 //      ...    matrix    [row][column]    the gathered A of ag_gemm, where peers push
 //      ...    drained   [source][row][column] the inbox of gemm_rs that copies fill
 //      ...    outbox    [owner][row][column]  what my copies take from
+//      ...    result    [row][column]    D of an all-reduce, where its owners push
 //
 // Every flag has one writer at a time (with arrived and gathered in one block, a late copy of one
 // call would overwrite a peer's flag of the next) and carries the epoch of the call that raised it;
@@ -53,6 +55,11 @@
 // their epoch from a word that the reduction advances: it first waits for `sent`, which the last of
 // them writes.
 //
+// An all-reduce is a gemm_rs whose reduction also pushes the rows that it owns into the result of every
+// peer, and raises `reduced` there; then each rank takes its peers' rows from its own result. That is
+// single: a peer pushes into it once this rank's flags of the same call are up, which in stream order
+// come after all that this rank has read before. A rank whose waits gave up pushes nothing.
+//
 // Compiled for the host too: the same functions, over the compiler's atomics, are run by threads
 // in the tests.
 #ifndef FLUXGEN_PROTOCOL_CUH_
@@ -83,8 +90,9 @@ constexpr int64_t kGatheredOffset = kArrivedOffset + kFlagBlockBytes;
 constexpr int64_t kCountersOffset = kGatheredOffset + kFlagBlockBytes;
 constexpr int64_t kFilledOffset = kCountersOffset + kFlagBlockBytes;
 constexpr int64_t kConsumedOffset = kFilledOffset + kFlagBlockBytes;
+constexpr int64_t kReducedOffset = kConsumedOffset + FLUXGEN_MAX_WORLD * 4;
 constexpr int64_t kDataOffset = 5120;
-static_assert(kConsumedOffset + FLUXGEN_MAX_WORLD * 4 <= kDataOffset, "blocks overlap");
+static_assert(kReducedOffset + FLUXGEN_MAX_WORLD * 4 <= kDataOffset, "blocks overlap");
 static_assert(kDataOffset % 1024 == 0, "TMA needs aligned data");
 
 FLUXGEN_HOST_DEVICE uint32_t* workspace_word(void* base, int64_t offset) {
@@ -111,6 +119,9 @@ FLUXGEN_HOST_DEVICE uint32_t* filled_flag(void* base, int32_t owner, int32_t chu
 FLUXGEN_HOST_DEVICE uint32_t* consumed_flag(void* base, int32_t peer) {
   return workspace_word(base, kConsumedOffset + 4 * int64_t(peer));
 }
+FLUXGEN_HOST_DEVICE uint32_t* reduced_flag(void* base, int32_t source) {
+  return workspace_word(base, kReducedOffset + 4 * int64_t(source));
+}
 // The slab of `rank` for its peers to pull.
 FLUXGEN_HOST_DEVICE char* stage(fluxgen_group const& group, int32_t rank) {
   return static_cast<char*>(group.peers[rank]) + kDataOffset;
@@ -136,6 +147,11 @@ FLUXGEN_HOST_DEVICE char* drained_slab(fluxgen_group const& group, int32_t owner
 FLUXGEN_HOST_DEVICE char* outbox_slab(fluxgen_group const& group, int32_t owner,
                                       int64_t slab_bytes) {
   return drained_slab(group, group.rank, 0, 0) + group.drained_bytes + owner * slab_bytes;
+}
+// The rows of `source` in the result of `rank`.
+FLUXGEN_HOST_DEVICE char* result_slab(fluxgen_group const& group, int32_t rank, int32_t source,
+                                      int64_t slab_bytes) {
+  return drained_slab(group, rank, 0, 0) + 2 * group.drained_bytes + source * slab_bytes;
 }
 // Where this rank's GEMM puts its part of the owner's slab.
 FLUXGEN_HOST_DEVICE char* partial_slab(fluxgen_group const& group, int32_t owner, uint32_t epoch,

@@ -18,6 +18,7 @@ struct CallGraph {
   cudaGraph_t graph = nullptr;
   cudaGraphNode_t begin = nullptr;  // or null
   cudaGraphNode_t reduce = nullptr;
+  cudaGraphNode_t collect = nullptr;
   std::vector<cudaGraphNode_t> gemms;
   std::vector<cudaGraphNode_t> copies;  // of the transport, in its order
   bool fixed_copies = false;            // they have several pieces each
@@ -37,6 +38,7 @@ struct ReadyCall {
   cudaGraphExec_t exec = nullptr;
   fluxgen_begin_args begin{};
   fluxgen_reduce_args reduce{};
+  CollectArguments collect{};
   fluxgen_copy_args copy{};
   std::vector<fluxgen_gemm_args> gemms;
 
@@ -181,6 +183,14 @@ inline int join(CopyStreams const& streams, cudaStream_t stream, int status, cha
   return status;
 }
 
+// Queue a reduction, and what collects the peers' rows where they share.
+inline int reduce(fluxgen_reduce_args const& args, cudaStream_t stream, char* message, int64_t size) {
+  int const status = launch(args, stream, false, message, size);
+  return status == FLUXGEN_OK && collects(args)
+             ? launch(CollectArguments{args}, stream, false, message, size)
+             : status;
+}
+
 // Queue a call launch by launch; where `into` is given, that is a capture.
 inline int queue(fluxgen_gather_call const& call, cudaStream_t stream, CopyStreams const& streams,
                  CallGraph* into, char* message, int64_t size) {
@@ -248,6 +258,10 @@ inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CopyStre
     status = queue_kernel(*call.reduce, stream, true, into != nullptr ? &into->reduce : nullptr,
                           message, size);
   }
+  if (status == FLUXGEN_OK && collects(*call.reduce)) {
+    status = queue_kernel(CollectArguments{*call.reduce}, stream, false,
+                          into != nullptr ? &into->collect : nullptr, message, size);
+  }
   return forked ? join(streams, stream, status, message, size) : status;
 }
 
@@ -289,7 +303,8 @@ inline uint64_t operands(fluxgen_gather_call const& call) {
   return hash;
 }
 inline uint64_t operands(fluxgen_scatter_call const& call) {
-  return mix(mix(mix(1, call.gemm.args->a), call.gemm.args->b), call.reduce->d);
+  return mix(mix(mix(mix(1, call.gemm.args->a), call.gemm.args->b), call.reduce->d),
+             call.reduce->residual);
 }
 
 // Give the nodes of a ready graph the arguments of a call, those that differ.
@@ -369,8 +384,11 @@ inline int refresh(CallGraph const& graph, ReadyCall& ready, fluxgen_scatter_cal
   if (status == FLUXGEN_OK && call.copy != nullptr) {
     status = refresh_copies(graph, ready, *call.copy);
   }
-  return status == FLUXGEN_OK
-             ? refresh_kernel(ready.exec, graph.reduce, ready.reduce, *call.reduce)
+  if (status == FLUXGEN_OK) {
+    status = refresh_kernel(ready.exec, graph.reduce, ready.reduce, *call.reduce);
+  }
+  return status == FLUXGEN_OK && graph.collect != nullptr
+             ? refresh_kernel(ready.exec, graph.collect, ready.collect, CollectArguments{*call.reduce})
              : status;
 }
 
@@ -387,6 +405,7 @@ inline void describe(ReadyCall& ready, fluxgen_gather_call const& call) {
 inline void describe(ReadyCall& ready, fluxgen_scatter_call const& call) {
   ready.gemms.push_back(*call.gemm.args);
   ready.reduce = *call.reduce;
+  ready.collect = {*call.reduce};
   if (call.copy != nullptr) {
     ready.copy = *call.copy;
   }
@@ -544,7 +563,7 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_reduce(                        \
       fluxgen_reduce_args const* args, void* stream, char* message, int64_t size) {            \
-    return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), false, message, size);    \
+    return fluxgen::reduce(*args, static_cast<cudaStream_t>(stream), message, size);           \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_copy(                          \
       fluxgen_copy_args const* args, void* stream, void* awaits, void* copies, void* flags,    \

@@ -1,4 +1,4 @@
-// The small kernels around a fused GEMM: begin and pull (ag_gemm), reduce (gemm_rs).
+// The small kernels around a fused GEMM: begin and pull (ag_gemm), reduce and collect (gemm_rs).
 // No CUTLASS; the same source for every architecture.
 #ifndef FLUXGEN_SUPPORT_KERNELS_CUH_
 #define FLUXGEN_SUPPORT_KERNELS_CUH_
@@ -20,6 +20,7 @@ constexpr int kBlocksPerSm = 4;    // of the reduction, where none is asked for
 constexpr int kBlocksPerSmBesideCopies = 1;  // the kernels that it waits for need room
 constexpr uint32_t kReduceOp = 2;
 constexpr uint32_t kTransportOp = 3;
+constexpr uint32_t kCollectOp = 4;
 
 // The last block to call it gets true; the ticket is back at zero for the next call.
 __device__ __forceinline__ bool last_block(void* workspace, int64_t ticket_offset) {
@@ -36,14 +37,15 @@ __device__ __forceinline__ bool last_block(void* workspace, int64_t ticket_offse
   return last;
 }
 
-// rows of `vectors` 16-byte words, contiguous in `to` and `also` (which may be null), by all blocks
-// of the grid.
+// rows of `vectors` 16-byte words, contiguous in `to` and `also` (which may be null), by `blocks`
+// blocks, of which this is number `block`.
 __device__ __forceinline__ void copy_rows(char* to, char* also, char const* from,
-                                          int64_t from_stride, int64_t rows, int64_t vectors) {
+                                          int64_t from_stride, int64_t rows, int64_t vectors,
+                                          int64_t block, int64_t blocks) {
   int64_t const total = rows * vectors;
   bool const contiguous = from_stride == vectors * 16;
-  int64_t const step = int64_t(gridDim.x) * blockDim.x;
-  int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  int64_t const step = blocks * blockDim.x;
+  int64_t first = block * blockDim.x + threadIdx.x;
   for (; first < total; first += step * kCopiesInFlight) {
     uint4 values[kCopiesInFlight];
 #pragma unroll
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
   char* to = stages ? stage(group, group.rank) : (args.keep ? own : nullptr);
   if (to != nullptr) {
     copy_rows(to, args.keep && stages ? own : nullptr, static_cast<char const*>(args.x),
-              args.row_stride_bytes, args.rows, vectors);
+              args.row_stride_bytes, args.rows, vectors, blockIdx.x, gridDim.x);
   }
   fence_system();
   if (last_block(mine, kTicketOffset)) {
@@ -128,7 +130,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
     }
     __syncthreads();
     copy_rows(gathered + peer * slab, nullptr, stage(group, peer), args.row_bytes, args.rows,
-              vectors);
+              vectors, blockIdx.x, gridDim.x);
   }
   fence_system();
   // A ticket of its own: a block may be here before another has taken its first.
@@ -256,8 +258,9 @@ __device__ __forceinline__ __half2 from_float2(float2 p) { return __float22half2
 
 // gemm_rs, last kernel: D (rows, n) = scale * (sum of the inbox over sources) + bias, fp32, in rank
 // order, rounded once: bitwise the same on every run. Chunk by chunk, so that early chunks are reduced while late
-// ones travel; the last block advances the epoch.
-template <class Pair>
+// ones travel; the last block advances the epoch. `Shares`: the rows also go to every peer, and D and the
+// residual have those of all ranks.
+template <class Pair, bool Shares>
 __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args args) {
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
@@ -267,13 +270,16 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   int64_t const vectors = args.n / 8;  // 16 bytes each
   int64_t const slab = args.rows * vectors;
   int64_t const chunk_rows = args.chunk_rows > 0 ? args.chunk_rows : args.rows;
+  int64_t const above = Shares ? group.rank * args.rows : 0;  // rows of other ranks in D
   int chunk = 0;
   for (int64_t begin = 0; begin < args.rows; begin += chunk_rows, ++chunk) {
+    bool arrived = true;
     if (threadIdx.x < group.world) {
-      wait_epoch(arrived_flag(mine, threadIdx.x, chunk), epoch, group, kReduceOp, threadIdx.x,
-                 chunk);
+      arrived = wait_epoch(arrived_flag(mine, threadIdx.x, chunk), epoch, group, kReduceOp,
+                           threadIdx.x, chunk);
     }
-    __syncthreads();
+    // Peers that are not in this call yet may still read what they have of an earlier one.
+    bool const pushes = __syncthreads_and(arrived) && Shares;
     int64_t const end = begin + chunk_rows < args.rows ? begin + chunk_rows : args.rows;
     int64_t const stop = end * vectors;
     int64_t const step = int64_t(gridDim.x) * kThreads;
@@ -310,21 +316,43 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
         uint4 const raw = static_cast<uint4 const*>(args.bias)[column];
         memcpy(added, &raw, 16);
       }
+      int64_t const at = ((above + row) * args.d_row_stride + column * 8) * 2;
+      Pair last[4] = {};
+      if (Shares && args.residual != nullptr) {
+        char const* const residual = static_cast<char const*>(args.residual) + at;
+        uint4 const raw = *reinterpret_cast<uint4 const*>(residual);
+        memcpy(last, &raw, 16);
+      }
       Pair rounded[4];
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
-        float2 const bias = to_float2(added[p]);
-        rounded[p] = from_float2<Pair>(
-            make_float2(sum[p].x * args.scale + bias.x, sum[p].y * args.scale + bias.y));
+        float2 const bias = to_float2(added[p]), residual = to_float2(last[p]);
+        float2 value = make_float2(sum[p].x * args.scale + bias.x, sum[p].y * args.scale + bias.y);
+        if constexpr (Shares) {
+          value = make_float2(value.x + residual.x, value.y + residual.y);
+        }
+        rounded[p] = from_float2<Pair>(value);
       }
-      char* to = static_cast<char*>(args.d) + (row * args.d_row_stride + column * 8) * 2;
       uint4 out;
       memcpy(&out, rounded, 16);
-      *reinterpret_cast<uint4*>(to) = out;
+      *reinterpret_cast<uint4*>(static_cast<char*>(args.d) + at) = out;
+      for (int step = 1; pushes && step < group.world; ++step) {
+        int const peer = (group.rank + step) % group.world;
+        reinterpret_cast<uint4*>(result_slab(group, peer, group.rank, slab * 16))[i] = out;
+      }
     }
+  }
+  if constexpr (Shares) {
+    fence_system();
   }
   if (!last_block(mine, kTicketOffset)) {
     return;
+  }
+  if constexpr (Shares) {
+    if (threadIdx.x < group.world && threadIdx.x != group.rank && aborted_by(group) == 0u) {
+      fence_system();
+      store_release_system(reduced_flag(group.peers[threadIdx.x], group.rank), epoch);
+    }
   }
   if (args.drain && group.world > 1) {
     if (threadIdx.x < group.world && threadIdx.x != group.rank && aborted_by(group) == 0u) {
@@ -339,6 +367,35 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   if (threadIdx.x == 0) {
     store_relaxed(workspace_word(mine, kEpochOffset), epoch);
     report_abort(group, kReduceOp, epoch);
+  }
+}
+
+// The last kernel of an all-reduce, behind the reduction: the rows that the peers have reduced, out of
+// this rank's result into D. Blocks have a peer each, in turn.
+struct CollectArguments {
+  fluxgen_reduce_args reduce;
+};
+
+__global__ void __launch_bounds__(kThreads) collect_kernel(CollectArguments args) {
+  fluxgen_reduce_args const& reduce = args.reduce;
+  fluxgen_group const& group = reduce.group;
+  void* mine = group.peers[group.rank];
+  uint32_t const epoch = current_epoch(mine, 0);
+  int const peers = group.world - 1;
+  int const parts = max(1, int(gridDim.x) / peers);
+  int64_t const row_bytes = reduce.n * 2;
+  for (int unit = blockIdx.x; unit < parts * peers; unit += gridDim.x) {
+    int const source = (group.rank + 1 + unit % peers) % group.world;
+    if (threadIdx.x == 0) {
+      wait_epoch(reduced_flag(mine, source), epoch, group, kCollectOp, source, 0);
+    }
+    __syncthreads();
+    copy_rows(static_cast<char*>(reduce.d) + source * reduce.rows * row_bytes, nullptr,
+              result_slab(group, group.rank, source, reduce.rows * row_bytes), row_bytes,
+              reduce.rows, row_bytes / 16, unit / peers, parts);
+  }
+  if (last_block(mine, kTicketOffset) && threadIdx.x == 0) {
+    report_abort(group, kCollectOp, epoch);
   }
 }
 

@@ -143,13 +143,41 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.dtype != 0 && args.dtype != 1) {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
   }
+  if (args.shares < 0 || args.shares > 1) {
+    return refuse(message, size, "shares: expected 0 or 1");
+  }
+  if (args.shares && args.d_row_stride != args.n) {
+    return refuse(message, size, "d: expected contiguous rows where all ranks get them");
+  }
+  if (args.shares && inbox > args.group.result_bytes) {
+    return refuse(message, size, "the rows of all ranks do not fit the workspace's result");
+  }
+  if (args.residual != nullptr &&
+      (!args.shares || reinterpret_cast<uintptr_t>(args.residual) % 16)) {
+    return refuse(message, size,
+                  "residual: expected null, or a 16-byte aligned address where all ranks get the rows");
+  }
+  void* const kernels[] = {reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162, false>),
+                           reinterpret_cast<void*>(&reduce_kernel<__half2, false>),
+                           reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162, true>),
+                           reinterpret_cast<void*>(&reduce_kernel<__half2, true>)};
   int64_t const work = (args.rows * (args.n / 8) + kThreads - 1) / kThreads;
-  *prepared = {args.dtype == 0 ? reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162>)
-                               : reinterpret_cast<void*>(&reduce_kernel<__half2>),
+  *prepared = {kernels[args.dtype + 2 * args.shares],
                block_count(args.blocks, args.drain ? kBlocksPerSmBesideCopies : kBlocksPerSm, work),
                kThreads, "reduce"};
   return FLUXGEN_OK;
 }
+
+// Of a reduction that was prepared before.
+inline int prepare(CollectArguments const& args, SupportLaunch* prepared, char*, int64_t) {
+  fluxgen_reduce_args const& reduce = args.reduce;
+  int64_t const slab = reduce.rows * (reduce.n / 8), each = kThreads * kCopiesInFlight;
+  int64_t const work = (reduce.group.world - 1) * ((slab + each - 1) / each);
+  *prepared = {reinterpret_cast<void*>(&collect_kernel),
+               block_count(reduce.blocks, kBlocksPerSm, work), kThreads, "collect"};
+  return FLUXGEN_OK;
+}
+inline bool collects(fluxgen_reduce_args const& args) { return args.shares && args.group.world > 1; }
 
 // An SM divides its memory between L1 and shared memory as the kernels on it ask for, and kernels
 // that ask for different parts may not run beside each other. GEMMs take all as shared memory: so
@@ -163,8 +191,10 @@ inline void prepare_for_neighbours() {
     prefer_shared_memory(reinterpret_cast<void const*>(&begin_kernel));
     prefer_shared_memory(reinterpret_cast<void const*>(&await_kernel));
     prefer_shared_memory(reinterpret_cast<void const*>(&raise_kernel));
-    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__nv_bfloat162>));
-    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__half2>));
+    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__nv_bfloat162, false>));
+    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__half2, false>));
+    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__nv_bfloat162, true>));
+    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__half2, true>));
     return true;
   }();
   (void)done;
@@ -178,7 +208,7 @@ inline bool launches_early() {
          major >= 9;
 }
 
-// Queue the kernel of `args` (begin or reduce) on a stream. `early`: it may start while the kernel
+// Queue the kernel of `args` (begin, reduce or collect) on a stream. `early`: it may start while the kernel
 // before it ends, where the device can do that.
 template <class Args>
 int launch(Args const& args, cudaStream_t stream, bool early, char* message, int64_t size) {

@@ -90,12 +90,15 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_group, stage_bytes)
   FLUXGEN_OFFSET(fluxgen_group, gathered_bytes)
   FLUXGEN_OFFSET(fluxgen_group, drained_bytes)
+  FLUXGEN_OFFSET(fluxgen_group, result_bytes)
   FLUXGEN_OFFSET(fluxgen_group, peers)
   FLUXGEN_OFFSET(fluxgen_group, report)
   FLUXGEN_OFFSET(fluxgen_reduce_args, d)
   FLUXGEN_OFFSET(fluxgen_reduce_args, scale)
   FLUXGEN_OFFSET(fluxgen_reduce_args, blocks)
   FLUXGEN_OFFSET(fluxgen_reduce_args, drain)
+  FLUXGEN_OFFSET(fluxgen_reduce_args, residual)
+  FLUXGEN_OFFSET(fluxgen_reduce_args, shares)
   FLUXGEN_OFFSET(fluxgen_begin_args, row_stride_bytes)
   FLUXGEN_OFFSET(fluxgen_begin_args, pull)
   FLUXGEN_OFFSET(fluxgen_begin_args, keep)
@@ -129,6 +132,7 @@ int64_t layout(char const* name) {
   if (!std::strcmp(name, "drained")) return kDrainedOffset;
   if (!std::strcmp(name, "filled_1_2")) return at(filled_flag(base, 1, 2));
   if (!std::strcmp(name, "consumed_1")) return at(consumed_flag(base, 1));
+  if (!std::strcmp(name, "reduced_1")) return at(reduced_flag(base, 1));
   fluxgen_group group{};
   group.world = 4;
   group.stage_bytes = 3072;
@@ -142,6 +146,7 @@ int64_t layout(char const* name) {
   if (!std::strcmp(name, "inbox_epoch1_source2")) return at(inbox_slab(group, 3, 1, 2, 256));
   if (!std::strcmp(name, "drained_source2")) return at(drained_slab(group, 3, 2, 256));
   if (!std::strcmp(name, "outbox_owner1")) return at(outbox_slab(group, 1, 256));
+  if (!std::strcmp(name, "result_source2")) return at(result_slab(group, 3, 2, 256));
   if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
   if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
   if (!std::strcmp(name, "abi_version")) return FLUXGEN_ABI_VERSION;

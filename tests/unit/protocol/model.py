@@ -31,6 +31,7 @@ class Bug(enum.Enum):
     NO_SENT = "a drained call ends before its copies have taken their epoch"
     NO_FILLED = "copies do not wait for the tiles that they send"
     NO_FORWARD = "a slab is forwarded before it has come"
+    NO_REDUCED = "a peer's rows of an all-reduce are taken before they have come"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Outcome:
 #                           before the event wrote has become visible
 #
 # Calls: A is an ag_gemm whose slabs are pulled, P one whose slabs are pushed, F one whose slabs are
-# forwarded round the ring, R a gemm_rs, D one whose partial slabs are drained.
+# forwarded round the ring, R a gemm_rs, D one whose partial slabs are drained, S one whose reduced
+# rows all ranks get.
 def program(rank: int, world: int, calls: str, bug: Bug):
     main: list[tuple] = []
     copy: list[tuple] = []
@@ -156,6 +158,14 @@ def program(rank: int, world: int, calls: str, bug: Bug):
             waited = sources[:1] if bug is Bug.RS_SKIPS_WAITS else sources
             main += [("wait", ("arrived", rank, s), epoch) for s in waited if s != rank]
             main += [("read", ("inbox", rank, half, s), (epoch, op, s)) for s in sources]
+            if op == "S":
+                for p in peers:
+                    main.append(("send", ("result", p, rank), (epoch, op, rank)))
+                    main.append(("release", ("reduced", p, rank), epoch))
+                for s in peers:
+                    if bug is not Bug.NO_REDUCED:
+                        main.append(("wait", ("reduced", rank, s), epoch))
+                    main.append(("read", ("result", rank, s), (epoch, op, s)))
         if op != "D":
             main.append(("write", ("ended", rank), epoch))
     return tuple(main), tuple(copy)
@@ -171,7 +181,8 @@ def _push(pending: tuple, stream: int, slot: int, value, release: bool) -> tuple
 
 _MEMORY = (
     "stage", "begun", "multiplied", "whole", "inbox", "ready", "pulled", "arrived", "gathered",
-    "outbox", "filled", "drained", "consumed", "sent", "ended",
+    "outbox", "filled", "drained", "consumed", "sent", "ended", "result",
+    "reduced",
 )  # fmt: skip
 _INVISIBLE = ("send", "release", "fork", "start", "join", "wait")
 

@@ -30,6 +30,18 @@ def test_two_ranks_every_mix_with_drained_slabs(calls):
     assert outcome.states > 100
 
 
+@pytest.mark.parametrize("calls", ["".join(c) for c in itertools.product("ARS", repeat=3)])
+def test_two_ranks_every_mix_with_all_reduces(calls):
+    outcome = explore(2, calls)
+    assert outcome.error is None
+    assert outcome.states > 100
+
+
+@pytest.mark.parametrize("calls", ["SS", "SR", "DS", "SP"])
+def test_three_ranks_all_reduce(calls):
+    assert explore(3, calls).error is None
+
+
 @pytest.mark.parametrize("calls", ["FF", "FP", "PF", "FA", "AF", "FR"])
 def test_three_ranks_forward_round_the_ring(calls):
     outcome = explore(3, calls)
@@ -79,6 +91,9 @@ def test_three_ranks_four_calls(calls):
         (Bug.NO_SENT, "D"),
         (Bug.NO_FILLED, "D"),
         (Bug.NO_FENCE, "D"),
+        (Bug.NO_REDUCED, "S"),
+        (Bug.NO_FENCE, "S"),
+        (Bug.RS_SKIPS_WAITS, "SS"),
     ],
 )
 def test_seeded_bugs_are_found(bug, calls):

@@ -74,12 +74,15 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_group", "stage_bytes"),
         ("fluxgen_group", "gathered_bytes"),
         ("fluxgen_group", "drained_bytes"),
+        ("fluxgen_group", "result_bytes"),
         ("fluxgen_group", "peers"),
         ("fluxgen_group", "report"),
         ("fluxgen_reduce_args", "d"),
         ("fluxgen_reduce_args", "scale"),
         ("fluxgen_reduce_args", "blocks"),
         ("fluxgen_reduce_args", "drain"),
+        ("fluxgen_reduce_args", "residual"),
+        ("fluxgen_reduce_args", "shares"),
         ("fluxgen_begin_args", "row_stride_bytes"),
         ("fluxgen_begin_args", "pull"),
         ("fluxgen_begin_args", "keep"),
@@ -114,13 +117,15 @@ def test_workspace_layout_matches_the_header():
     assert layout(b"drained") == abi.DRAINED_OFFSET
     assert layout(b"filled_1_2") == abi.FILLED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
     assert layout(b"consumed_1") == abi.CONSUMED_OFFSET + 4
+    assert layout(b"reduced_1") == abi.REDUCED_OFFSET + 4
     assert layout(b"stage") == abi.DATA_OFFSET
     assert layout(b"inbox_epoch1_source2") == abi.DATA_OFFSET + 3072 + 2048 + 2 * 256
-    sizes = workspace.Sizes(stage=3072, half=2048, gathered=1024, drained=4096)
+    sizes = workspace.Sizes(stage=3072, half=2048, gathered=1024, drained=4096, result=512)
     assert layout(b"matrix") == sizes.gathered_offset
     assert layout(b"drained_source2") == sizes.gathered_offset + 1024 + 2 * 256
     assert layout(b"outbox_owner1") == sizes.gathered_offset + 1024 + 4096 + 256
-    assert layout(b"outbox_owner1") - 256 + 4096 == sizes.total
+    assert layout(b"result_source2") == sizes.gathered_offset + 1024 + 2 * 4096 + 2 * 256
+    assert layout(b"result_source2") - 2 * 256 + 512 == sizes.total
     assert layout(b"max_world") == abi.MAX_WORLD
     assert layout(b"max_chunks") == abi.MAX_CHUNKS
     assert layout(b"abi_version") == abi.ABI_VERSION

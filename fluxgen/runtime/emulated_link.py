@@ -25,7 +25,6 @@ class _Departure(ct.Structure):
     _fields_ = [
         ("watched", ct.c_void_p),
         ("answered", ct.c_void_p),
-        ("owner", ct.c_int64),
         ("busy_us", ct.c_double),
         ("tail_us", ct.c_double),
     ]
@@ -46,13 +45,12 @@ class Departure:
 
     Attributes:
         watched, answered: addresses of the flag that the GEMM raises on a peer, and of that which
-            is raised for it. owner: the peer.
+            is raised for it.
         busy_us: the link's time for it. tail_us: for what its last wave of tiles leaves.
     """
 
     watched: int
     answered: int
-    owner: int
     busy_us: float
     tail_us: float
 
@@ -127,12 +125,12 @@ class EmulatedLink(Library):
         )  # fmt: skip
 
     def scatter(self, epoch: int, latency_us: float, departures: Sequence[Departure]) -> None:
-        """Watch the flags that a GEMM of this epoch will raise, and answer each.
+        """Watch the flags that a GEMM of this epoch will raise, in this order, and answer each.
 
         To be called before the GEMM is queued, or the GPU may wait for a host that is behind.
         """
         array = (_Departure * len(departures))(
-            *(_Departure(d.watched, d.answered, d.owner, d.busy_us, d.tail_us) for d in departures)
+            *(_Departure(d.watched, d.answered, d.busy_us, d.tail_us) for d in departures)
         )
         self._call(
             self._scatter, self._handle, ct.c_uint32(epoch), ct.c_double(latency_us), array,

@@ -134,7 +134,7 @@ class Peers:
         base = self.rank.mine.data_ptr() + abi.ARRIVED_OFFSET
         answers = [base + 4 * (p.tp - v) * abi.MAX_CHUNKS for v in range(1, p.tp)]
         pairs = [
-            Departure(sent[v - 1].data_ptr(), answers[v - 1], v, each, each)
+            Departure(sent[v - 1].data_ptr(), answers[v - 1], each, each)
             for v in range(1, p.tp)
         ]  # fmt: skip
 

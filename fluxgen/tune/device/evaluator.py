@@ -41,7 +41,7 @@ from fluxgen.tune.device.rank import OneRank
 from fluxgen.tune.device.timing import MOST, ROUND, Stopwatch
 from fluxgen.tune.evaluators import Measurement
 
-METHOD_VERSION = 4
+METHOD_VERSION = 5
 """Part of the name of every study: times of another method are not mixed in."""
 
 FINISH_S = 20.0

@@ -158,7 +158,7 @@ class OneRank(Alone):
                 watched=self.group.peers[t.visit] + abi.ARRIVED_OFFSET + 4 * t.chunk,
                 answered=base + abi.ARRIVED_OFFSET
                 + 4 * ((problem.tp - t.visit) * abi.MAX_CHUNKS + t.chunk),
-                owner=t.visit, busy_us=t.busy_us, tail_us=t.tail_us,
+                busy_us=t.busy_us, tail_us=t.tail_us,
             )
             for t in schedule.departures(problem, self.topology, config, run)
         ]  # fmt: skip

@@ -63,6 +63,8 @@ def open_storage(url: str) -> Any:
         UsageError: the URL cannot be opened; says why.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Ctrl-C while a connection is closed is logged there with its traceback; it is raised as well.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     try:
         if url == "memory":
             return optuna.storages.InMemoryStorage()

@@ -165,7 +165,7 @@ def _reduce_impl(
         m = x.shape[:-1].numel()
         return Call(
             Op.GEMM_RS, m, (w.shape[0],), w.shape[1], x.dtype, x.device, tp, (layout_of(w),),
-            0, (m,), "none" if bias is None else "replicated", gathers=True,
+            0, (m,), "none" if bias is None else "replicated", shares=True,
             residual=residual is not None,
         )  # fmt: skip
 

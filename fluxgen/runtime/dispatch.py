@@ -104,7 +104,7 @@ class Call:
         cut: the dim of x that the ranks cut. sizes: x's but the last, with all rows of ``cut``.
         bias: gemm_rs only: ``none``, ``replicated`` or ``partial``.
         reduce_op: gemm_rs only. return_gathered: ag_gemm only.
-        gathers: gemm_rs only: the reduced parts are handed to all ranks, an all-reduce.
+        shares: gemm_rs only: all ranks get what each has reduced, an all-reduce.
         residual: of an all-reduce: whether one is added.
         wiring: of the ranks' GPUs.
     """
@@ -122,14 +122,14 @@ class Call:
     bias: str = "none"
     reduce_op: str = "sum"
     return_gathered: bool = False
-    gathers: bool = False
+    shares: bool = False
     residual: bool = False
     wiring: Wiring = UNKNOWN
 
     @property
     def key(self) -> str:
         """``ag_gemm/bfloat16/m4096-n3584-k4096-tp8``."""
-        op = "gemm_ar" if self.gathers else self.op.value
+        op = "gemm_ar" if self.shares else self.op.value
         name = str(self.dtype).removeprefix("torch.")
         kn = "" if set(self.layouts) == {"nk"} else "/" + ",".join(self.layouts)
         return f"{op}/{name}/m{self.m}-n{sum(self.ns)}-k{self.k}-tp{self.tp}{kn}"
@@ -141,7 +141,7 @@ class Winner:
 
     Attributes:
         problems: one for each weight. kernel, run: the configuration. arch: ``sm90``.
-        artefacts: content keys of the libraries. shares: as ``Call.gathers``.
+        artefacts: content keys of the libraries. shares: as ``Call.shares``.
     """
 
     problems: tuple[Problem, ...]
@@ -361,5 +361,5 @@ def _winner(
             reason = f"{found.text}, which cannot be loaded: {error}"
             return Cause.NOT_BUILT, reason, None
         problems.append(problem)
-    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts), call.gathers)
+    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts), call.shares)
     return Cause.FUSED, found.text, winner

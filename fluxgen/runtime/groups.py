@@ -112,7 +112,7 @@ class GroupState:
         shared = (
             call.op, call.dtype, call.device.type, call.sizes, call.cut, call.bias,
             call.reduce_op, len(call.ns), call.ns[0] if call.op is Op.GEMM_RS else call.k,
-            call.gathers, call.residual,
+            call.shares, call.residual,
         )  # fmt: skip
         hopeless = decision.cause in _NEVER_FUSED
         if on_gpu and not hopeless and _capturing(call.device):
@@ -177,7 +177,7 @@ class GroupState:
                 "run": str(winner.run.to_dict()),
                 "artefacts": ",".join(winner.artefacts),
             }
-        name = "all_gather" if gathers else "all_reduce" if call.gathers else "reduce_scatter"
+        name = "all_gather" if gathers else "all_reduce" if call.shares else "reduce_scatter"
         agreed = self._ledger.settle(name, Statement(common, local, choice, decision.reason))
         if agreed and elsewhere:  # on all ranks, or they would not have agreed
             assert self.fused is not None

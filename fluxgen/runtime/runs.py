@@ -57,7 +57,7 @@ class _Run:
         self.dtype = call.dtype
         # Rows as the ranks cut them, and whether the operands' other dims come with them.
         self.plain = call.cut == 0
-        whole = call.op is Op.AG_GEMM or call.gathers
+        whole = call.op is Op.AG_GEMM or call.shares
         rows = self.first.m if whole else self.first.m_local
         self._lead = (rows // math.prod(call.sizes[1:]), *call.sizes[1:]) if self.plain else (rows,)
         self._generation = -1

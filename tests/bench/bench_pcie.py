@@ -63,10 +63,14 @@ def measure(problem: Problem, topology: Topology, trials: int) -> dict[str, Any]
     if gathers:
         rank.stage(left)
     whole, sent = torch.empty_like(want), torch.zeros_like(want)
+
+    def gemm() -> None:
+        torch.mm(left, weight.t(), out=whole)
+
     candidates: dict[str, Any] = {
-        "gemm": (lambda: None, lambda: torch.mm(left, weight.t(), out=whole)),
+        "gemm": (lambda: None, gemm),
         "copies": rank.copies_alone(whole),
-        "both": rank.beside(lambda: torch.mm(left, weight.t(), out=whole), sent),
+        "both": rank.beside(gemm, sent),
         "unfused": rank.unfused(left, weight, whole),
     }
     out = torch.full_like(want if gathers else want[: problem.m_local], float("nan"))

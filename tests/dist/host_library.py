@@ -202,7 +202,7 @@ def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Dec
             )
     if reason:
         return Decision("unfused", reason, call.key, Cause.NO_RECORD)
-    winner = Winner(tuple(problems), KERNEL, run, "sm90", ("key",), call.gathers)
+    winner = Winner(tuple(problems), KERNEL, run, "sm90", ("key",), call.shares)
     return Decision("fused", "a record", call.key, Cause.FUSED, winner)
 
 

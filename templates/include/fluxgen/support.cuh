@@ -183,11 +183,14 @@ inline int join(CopyStreams const& streams, cudaStream_t stream, int status, cha
   return status;
 }
 
-// Queue a reduction, and what collects the peers' rows where they share.
-inline int reduce(fluxgen_reduce_args const& args, cudaStream_t stream, char* message, int64_t size) {
-  int const status = launch(args, stream, false, message, size);
+// Queue a reduction, and what collects the peers' rows where they share. `early`: as in `launch`.
+inline int queue_reduction(fluxgen_reduce_args const& args, cudaStream_t stream, bool early,
+                           CallGraph* into, char* message, int64_t size) {
+  int const status = queue_kernel(args, stream, early, into != nullptr ? &into->reduce : nullptr,
+                                  message, size);
   return status == FLUXGEN_OK && collects(args)
-             ? launch(CollectArguments{args}, stream, false, message, size)
+             ? queue_kernel(CollectArguments{args}, stream, false,
+                            into != nullptr ? &into->collect : nullptr, message, size)
              : status;
 }
 
@@ -255,12 +258,7 @@ inline int queue(fluxgen_scatter_call const& call, cudaStream_t stream, CopyStre
     status = queue_copies(*call.copy, chunks, streams, into, message, size);
   }
   if (status == FLUXGEN_OK) {
-    status = queue_kernel(*call.reduce, stream, true, into != nullptr ? &into->reduce : nullptr,
-                          message, size);
-  }
-  if (status == FLUXGEN_OK && collects(*call.reduce)) {
-    status = queue_kernel(CollectArguments{*call.reduce}, stream, false,
-                          into != nullptr ? &into->collect : nullptr, message, size);
+    status = queue_reduction(*call.reduce, stream, true, into, message, size);
   }
   return forked ? join(streams, stream, status, message, size) : status;
 }
@@ -563,7 +561,8 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_reduce(                        \
       fluxgen_reduce_args const* args, void* stream, char* message, int64_t size) {            \
-    return fluxgen::reduce(*args, static_cast<cudaStream_t>(stream), message, size);           \
+    return fluxgen::queue_reduction(*args, static_cast<cudaStream_t>(stream), false, nullptr,  \
+                                    message, size);                                            \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) int fluxgen_copy(                          \
       fluxgen_copy_args const* args, void* stream, void* awaits, void* copies, void* flags,    \

@@ -112,6 +112,16 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
   return FLUXGEN_OK;
 }
 
+// The reduction's kernels: by dtype, those that share behind those that do not.
+inline void* const* reduce_kernels() {
+  static void* const kernels[] = {reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162, false>),
+                                  reinterpret_cast<void*>(&reduce_kernel<__half2, false>),
+                                  reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162, true>),
+                                  reinterpret_cast<void*>(&reduce_kernel<__half2, true>)};
+  return kernels;
+}
+constexpr int kReduceKernels = 4;
+
 inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, char* message,
                    int64_t size) {
   if (int const status = check_common(args, message, size)) {
@@ -157,12 +167,8 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
     return refuse(message, size,
                   "residual: expected null, or a 16-byte aligned address where all ranks get the rows");
   }
-  void* const kernels[] = {reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162, false>),
-                           reinterpret_cast<void*>(&reduce_kernel<__half2, false>),
-                           reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162, true>),
-                           reinterpret_cast<void*>(&reduce_kernel<__half2, true>)};
   int64_t const work = (args.rows * (args.n / 8) + kThreads - 1) / kThreads;
-  *prepared = {kernels[args.dtype + 2 * args.shares],
+  *prepared = {reduce_kernels()[args.dtype + 2 * args.shares],
                block_count(args.blocks, args.drain ? kBlocksPerSmBesideCopies : kBlocksPerSm, work),
                kThreads, "reduce"};
   return FLUXGEN_OK;
@@ -191,10 +197,9 @@ inline void prepare_for_neighbours() {
     prefer_shared_memory(reinterpret_cast<void const*>(&begin_kernel));
     prefer_shared_memory(reinterpret_cast<void const*>(&await_kernel));
     prefer_shared_memory(reinterpret_cast<void const*>(&raise_kernel));
-    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__nv_bfloat162, false>));
-    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__half2, false>));
-    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__nv_bfloat162, true>));
-    prefer_shared_memory(reinterpret_cast<void const*>(&reduce_kernel<__half2, true>));
+    for (int i = 0; i < kReduceKernels; ++i) {
+      prefer_shared_memory(reduce_kernels()[i]);
+    }
     return true;
   }();
   (void)done;

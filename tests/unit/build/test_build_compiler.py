@@ -133,7 +133,7 @@ def test_other_warnings_are_facts(fake: Fake) -> None:
 def test_timeout_kills_grandchildren(fake: Fake) -> None:
     began = time.monotonic()
     error = failure(fake, "child 30", timeout=4.0)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 8  # 4 seconds for the end, as ever
     assert "not done after 4 s" in error.reason and error.transient
     assert len(fake.pids) == 2
     until(lambda: not any(map(alive, fake.pids)))

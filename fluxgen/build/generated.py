@@ -52,7 +52,8 @@ class Entry:
 
 def compiled_part(signature: Signature) -> Signature:
     """The signature without what does not change the compiled kernel."""
-    return Signature(signature.op, signature.dtype, signature.out_dtype, signature.b_layout)
+    op = signature.op.compiled
+    return Signature(op, signature.dtype, signature.out_dtype, signature.b_layout)
 
 
 def read_manifest(directory: Path) -> tuple[Entry, ...]:

@@ -42,7 +42,8 @@ class Rendered:
 def kernel_name(signature: Signature, arch: str, kernel: KernelConfig) -> str:
     """The id of a compiled kernel: everything that is compiled in, nothing else."""
     layout = "" if signature.b_layout == "nk" else f"_{signature.b_layout}"
-    return f"{signature.op.value}_{signature.dtype.value}{layout}_{arch}_{kernel.name}"
+    op = signature.op.compiled.value
+    return f"{op}_{signature.dtype.value}{layout}_{arch}_{kernel.name}"
 
 
 @lru_cache(maxsize=8)
@@ -85,7 +86,7 @@ def render_kernel(
     name = kernel_name(signature, arch, kernel)
     values: dict[str, object] = {
         "name": name,
-        "op": _OPS[signature.op],
+        "op": _OPS[signature.op.compiled],
         "element": signature.dtype.cutlass,
         "b_transposed": "true" if signature.b_layout == "kn" else "false",
         "tile_m": kernel.tile_m,
@@ -93,6 +94,8 @@ def render_kernel(
         "tile_k": kernel.tile_k,
         "stages": kernel.stages,
     }
+    if kernel.schedule is Schedule.FLAT:
+        return Rendered(name, render_template("gemm_sm90_flat.cu.j2", values, root), arch)
     if ours:
         values["warps_m"], values["warps_n"] = ampere.warp_grid(kernel)
         return Rendered(name, render_template("gemm_sm80.cu.j2", values, root), arch)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
-from fluxgen.codegen import ampere
+from fluxgen.codegen import ampere, flat
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, ceil_div
 from fluxgen.core.topology import Gpu, LinkKind, Topology
@@ -80,8 +80,13 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
         )
     if gpu.cc != 90:
         return ampere.why_illegal(kernel, gpu.smem_kb, signature.b_layout == "kn")
+    if kernel.schedule is Schedule.FLAT:
+        return flat.why_illegal_kernel(kernel, gpu.smem_kb)
     if kernel.schedule not in (Schedule.PINGPONG, Schedule.COOPERATIVE):
-        return f"schedule {kernel.schedule.value} is Ampere's; on sm90 use pingpong or cooperative"
+        return (
+            f"schedule {kernel.schedule.value} is Ampere's; on sm90 use pingpong, cooperative or "
+            "flat"
+        )
     for name, value, valid in (
         ("tile_m", kernel.tile_m, TILE_M),
         ("tile_n", kernel.tile_n, TILE_N),
@@ -131,6 +136,7 @@ def kernel_space(signature: Signature, gpu: Gpu) -> Iterator[KernelConfig]:
         kernel = KernelConfig(tile_m, tile_n, tile_k, *cluster, schedule)
         if why_illegal_kernel(signature, gpu, kernel) is None:
             yield kernel
+    yield from (k for k in flat.kernels() if why_illegal_kernel(signature, gpu, k) is None)
 
 
 def why_illegal_problem(problem: Problem) -> str | None:
@@ -138,7 +144,7 @@ def why_illegal_problem(problem: Problem) -> str | None:
     element_bytes = problem.signature.dtype.bytes
     if problem.m == 0 or problem.k == 0:
         return f"m={problem.m}, k={problem.k}: nothing to launch; a zero size is never launched"
-    if problem.m % problem.tp:
+    if problem.m % problem.tp and problem.op is not Op.GEMM_AR:
         return f"m={problem.m} is not a multiple of tp={problem.tp}; pad m or use the unfused path"
     for name, value in (("n", problem.n), ("k", problem.k)):
         if value % TMA_ALIGN:
@@ -163,12 +169,27 @@ def why_illegal(
         return f"tp={world} is not the topology's world {topology.world} (at most {MAX_WORLD})"
     if run.groups and (sum(run.groups) != world or min(run.groups) < 1):
         return f"groups {run.groups} do not sum to the {world} ranks with at least one in each"
-    rows = problem.m // world
+    return _why_illegal_transport(problem, topology, run) or (
+        flat.why_illegal(problem, kernel, run)
+        if kernel.schedule is Schedule.FLAT
+        else _why_illegal_tiles(problem, topology, kernel, run)
+    )
+
+
+def _why_illegal_tiles(
+    problem: Problem, topology: Topology, kernel: KernelConfig, run: RunConfig
+) -> str | None:
+    """What tiles of one rank's rows, or of ``span`` ranks', refuse."""
+    world, rows = problem.tp, problem.m_local
+    if run.split != 1:
+        return f"split {run.split}: only flat kernels split k; use 1"
     if run.span < 1 or world % run.span or any(group % run.span for group in run.groups):
         return f"span {run.span} does not divide the {world} ranks and every group {run.groups}"
-    if run.span > 1 and problem.op is Op.GEMM_RS and run.chunks > 1:
-        return f"span {run.span}: gemm_rs then has one chunk, not {run.chunks}"
-    if run.span > 1 and problem.op is Op.GEMM_RS and topology.gpu.cc == 90:
+    if run.transport is Transport.PEER_BROADCAST:
+        return "transport peer_broadcast: only flat kernels store to all ranks; use peer_store"
+    if run.span > 1 and problem.op.reduces and run.chunks > 1:
+        return f"span {run.span}: {problem.op.value} then has one chunk, not {run.chunks}"
+    if run.span > 1 and problem.op.reduces and topology.gpu.cc == 90:
         unit = epilogue_tile(kernel)[0]
         if accumulator_registers(kernel) > MAX_SPAN_ACCUMULATORS:
             return f"span {run.span}: the subtile loop of gemm_rs spills on {kernel.name}"
@@ -186,12 +207,19 @@ def why_illegal(
     if not 1 <= run.chunks <= MAX_CHUNKS:
         return f"chunks {run.chunks} is outside 1..{MAX_CHUNKS}"
     if run.chunk_axis is ChunkAxis.K:
-        if problem.op is Op.GEMM_RS:
-            return "chunk axis k: an output slab has no k; gemm_rs cuts rows"
+        if problem.op.reduces:
+            return f"chunk axis k: an output slab has no k; {problem.op.value} cuts rows"
         if run.chunks > ceil_div(problem.k, K_CHUNK_UNIT):
             return f"{run.chunks} k chunks of at least {K_CHUNK_UNIT} do not fit k={problem.k}"
     elif run.chunks > 1 and ceil_div(rows, kernel.tile_m) < run.chunks:
         return f"{run.chunks} row chunks of {kernel.tile_m} rows do not fit m/tp = {rows}"
+    cluster = kernel.cluster_m * kernel.cluster_n
+    if run.sms and not cluster <= run.sms <= topology.gpu.sm_count:
+        return f"sms {run.sms} is outside {cluster}..{topology.gpu.sm_count}"
+    return None
+
+
+def _why_illegal_transport(problem: Problem, topology: Topology, run: RunConfig) -> str | None:
     if problem.op is Op.AG_GEMM and run.transport not in AG_TRANSPORTS:
         valid = " or ".join(transport.value for transport in AG_TRANSPORTS)
         return f"transport {run.transport.value} does not carry ag_gemm; use {valid}"
@@ -204,16 +232,21 @@ def why_illegal(
     if run.transport.pushes and problem.signature.return_gathered:
         name = run.transport.value
         return f"transport {name}: the gathered A is the workspace's; use copy_engine_pull"
-    if run.transport is Transport.COPY_ENGINE_RING and world % 2:
-        return f"transport copy_engine_ring: {world} ranks do not halve over sockets; use a pull"
+    if run.transport is Transport.COPY_ENGINE_RING and problem.tp % 2:
+        return (
+            f"transport copy_engine_ring: {problem.tp} ranks do not halve over sockets; use a pull"
+        )
     if run.transport is Transport.SM_COPY and run.chunks > 1:
         return "chunks: the SM copy fills whole slabs before the GEMM starts; use 1"
-    if problem.op is Op.GEMM_RS and run.transport not in RS_TRANSPORTS:
-        valid = " or ".join(transport.value for transport in RS_TRANSPORTS)
-        return f"transport {run.transport.value} does not carry gemm_rs; use {valid}"
-    cluster = kernel.cluster_m * kernel.cluster_n
-    if run.sms and not cluster <= run.sms <= topology.gpu.sm_count:
-        return f"sms {run.sms} is outside {cluster}..{topology.gpu.sm_count}"
+    carriers = RS_TRANSPORTS if problem.op is Op.GEMM_RS else AR_TRANSPORTS
+    if problem.op.reduces and run.transport not in carriers:
+        valid = " or ".join(transport.value for transport in carriers)
+        return f"transport {run.transport.value} does not carry {problem.op.value}; use {valid}"
+    if problem.m % problem.tp and run.transport is not Transport.PEER_BROADCAST:
+        return (
+            f"m={problem.m} is not a multiple of tp={problem.tp}: only peer_broadcast reduces rows "
+            "that the ranks do not share evenly"
+        )
     return None
 
 
@@ -223,11 +256,16 @@ AG_TRANSPORTS = (
 )  # fmt: skip
 """What carries ag_gemm."""
 
-HOST_TRANSPORTS = (Transport.COPY_ENGINE_PULL, Transport.SM_COPY, Transport.PEER_STORE)
+HOST_TRANSPORTS = (
+    Transport.COPY_ENGINE_PULL, Transport.SM_COPY, Transport.PEER_STORE, Transport.PEER_BROADCAST,
+)  # fmt: skip
 """What needs of the workspace, where that is host memory, no more than crosses the link anyway."""
 
 RS_TRANSPORTS = (Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN)
 """What carries gemm_rs."""
+
+AR_TRANSPORTS = (*RS_TRANSPORTS, Transport.PEER_BROADCAST)
+"""What carries gemm_ar."""
 
 
 K_CHUNKS = (2, 3, 4, 5)
@@ -248,7 +286,7 @@ def default_transport(signature: Signature, link: LinkKind) -> Transport:
     Over PCIe slabs are pulled and drained: what is measured there, with the host's memory as the
     peers, is a pull, and stores of a kernel back up into it.
     """
-    if signature.op is Op.GEMM_RS:
+    if signature.op.reduces:
         drains = link is LinkKind.PCIE
         return Transport.COPY_ENGINE_DRAIN if drains else Transport.PEER_STORE
     pulls = signature.return_gathered or link.over_pcie
@@ -276,13 +314,15 @@ def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
         shapes += [(1, half - 1, world - half), (1, 1, 2, world - 4)]
     if world > 3:
         shapes += [(world // 2, world - world // 2), (2,) * (world // 2) + (1,) * (world % 2)]
-    if op is Op.GEMM_RS:
+    if op.reduces:
         shapes = [shape[::-1] for shape in shapes]
     return tuple(dict.fromkeys(shapes))
 
 
 def span_choices(problem: Problem, kernel: KernelConfig) -> tuple[int, ...]:
-    """Spans worth trying: 1, and the fewest ranks whose rows fill whole tiles."""
+    """Spans worth trying: 1, and the fewest ranks whose rows fill whole tiles; flat: all."""
+    if kernel.schedule is Schedule.FLAT:
+        return (problem.tp,)
     if problem.m_local % kernel.tile_m == 0:
         return (1,)
     filled = (
@@ -291,6 +331,12 @@ def span_choices(problem: Problem, kernel: KernelConfig) -> tuple[int, ...]:
         if problem.tp % span == 0 and problem.m_local * span % kernel.tile_m == 0
     )
     return (1, *list(filled)[:1])
+
+
+_FLAT_TRANSPORTS = {
+    Op.GEMM_RS: (Transport.PEER_STORE,),
+    Op.GEMM_AR: (Transport.PEER_BROADCAST, Transport.PEER_STORE),
+}
 
 
 def run_space(problem: Problem, topology: Topology, kernel: KernelConfig) -> Iterator[RunConfig]:
@@ -304,6 +350,11 @@ def _proposed_runs(
 ) -> Iterator[RunConfig]:
     """All worth trying, legal or not."""
     transport = default_transport(problem.signature, topology.link)
+    if kernel.schedule is Schedule.FLAT:
+        carriers = _FLAT_TRANSPORTS.get(problem.op, (transport, Transport.SM_COPY))
+        for moved, split in product(carriers, flat.SPLITS):
+            yield RunConfig((problem.tp,), transport=moved, span=problem.tp, split=split)
+        return
     groupings, spans = group_choices(problem.op, problem.tp), span_choices(problem, kernel)
     cuts = [(ChunkAxis.M, chunks) for chunks in (1, 2, 4, 8)]
     if problem.op is Op.AG_GEMM:

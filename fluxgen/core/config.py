@@ -18,6 +18,8 @@ class Schedule(str, enum.Enum):
     MULTISTAGE_4 = "multistage4"
     MULTISTAGE_8 = "multistage8"
     """sm80: ``MainloopSm80CpAsync`` with so many warps, which load and multiply in turn."""
+    FLAT = "flat"
+    """sm90: tiles span the rows of all ranks, operands swapped, K split over a cluster's blocks."""
 
 
 class Transport(str, enum.Enum):
@@ -35,6 +37,9 @@ class Transport(str, enum.Enum):
     """ag_gemm of few tokens: one kernel pulls all slabs before the GEMM starts."""
     PEER_STORE = "peer_store"
     """gemm_rs: the epilogue's TMA stores go straight into the peer's inbox."""
+    PEER_BROADCAST = "peer_broadcast"
+    """gemm_ar of few tokens, in one shot: the epilogue stores into the inboxes of all ranks, and
+    each of them reduces all rows."""
     COPY_ENGINE_DRAIN = "copy_engine_drain"
     """gemm_rs over PCIe: tiles are stored locally, a copy engine ships finished chunks."""
 
@@ -117,6 +122,7 @@ class RunConfig:
         span: adjacent ranks whose slabs are tiled as one, so that slabs shorter than a tile
             fill it; it divides the world and every group.
         transport: how bytes and flags move.
+        split: flat kernels: parts that K is computed in.
     """
 
     groups: tuple[int, ...] = ()
@@ -126,6 +132,7 @@ class RunConfig:
     sms: int = 0
     transport: Transport = Transport.COPY_ENGINE_PULL
     span: int = 1
+    split: int = 1
 
     @property
     def cut(self) -> int:
@@ -149,7 +156,8 @@ class RunConfig:
         return (first, *(first * 2**i for i in range(self.chunks - 1)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Plain JSON values; ``split`` where it is not 1, as records from before it have none."""
+        split = {} if self.split == 1 else {"split": self.split}
         return {
             "groups": list(self.groups),
             "panel": self.panel,
@@ -158,6 +166,7 @@ class RunConfig:
             "sms": self.sms,
             "transport": self.transport.value,
             "span": self.span,
+            **split,
         }
 
     @classmethod
@@ -167,6 +176,8 @@ class RunConfig:
         Raises:
             UsageError: for missing, extra or mistyped fields.
         """
+        if isinstance(data, dict):
+            data = {"split": 1, **data}
         fields = _fields(data, "run", cls.__dataclass_fields__)
         groups = fields["groups"]
         if not isinstance(groups, list) or len(groups) > 64:
@@ -179,6 +190,7 @@ class RunConfig:
             sms=_int("run", "sms", fields["sms"]),
             transport=_enum("run", "transport", Transport, fields["transport"]),
             span=_int("run", "span", fields["span"]),
+            split=_int("run", "split", fields["split"]),
         )
 
 

@@ -5,6 +5,7 @@ those of the *local* GEMM.
 
 * ``ag_gemm``: A (m/tp, k) is gathered to (m, k); B is (n, k); D is (m, n).
 * ``gemm_rs``: A (m, k) times B (n, k) gives a partial (m, n), reduced to D (m/tp, n).
+* ``gemm_ar``: the same, reduced to D (m, n) on every rank; tp need not divide m.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ class Op(str, enum.Enum):
 
     AG_GEMM = "ag_gemm"
     GEMM_RS = "gemm_rs"
+    GEMM_AR = "gemm_ar"
+
+    @property
+    def reduces(self) -> bool:
+        """Whether partial results of all ranks are added up, behind the GEMM."""
+        return self is not Op.AG_GEMM
+
+    @property
+    def compiled(self) -> Op:
+        """The op whose GEMM it runs: an all-reduce has that of a gemm_rs."""
+        return Op.GEMM_RS if self is Op.GEMM_AR else self
 
     @classmethod
     def parse(cls, text: str) -> Op:
@@ -37,7 +49,7 @@ class Op(str, enum.Enum):
             UsageError: for an unknown op.
         """
         key = str(text).strip().lower().replace("-", "_")
-        aliases = {"ag": "ag_gemm", "rs": "gemm_rs"}
+        aliases = {"ag": "ag_gemm", "rs": "gemm_rs", "ar": "gemm_ar"}
         try:
             return cls(aliases.get(key, key))
         except ValueError:
@@ -164,11 +176,13 @@ class Problem:
 
     @property
     def comm_bytes(self) -> float:
-        """Bytes one rank receives from others: (tp-1)/tp of A (AG) or of the partial D (RS)."""
+        """Bytes one rank receives from others: (tp-1)/tp of A (AG), of the partial D (RS), or of
+        that and then of D (AR)."""
         if self.op is Op.AG_GEMM:
             whole = self.m * self.k * self.signature.dtype.bytes
         else:
-            whole = self.m * self.n * self.signature.out_dtype.bytes
+            shots = 2 if self.op is Op.GEMM_AR else 1
+            whole = shots * self.m * self.n * self.signature.out_dtype.bytes
         return whole * (self.tp - 1) / self.tp
 
     @property

@@ -11,7 +11,7 @@ are scaled by their datasheet values; nothing here was measured on them.
 
 from __future__ import annotations
 
-MODEL_VERSION = 5
+MODEL_VERSION = 6
 """Part of the name of every study of predicted times, so that old times are not mixed in."""
 
 COLD_RATE = 0.94
@@ -90,6 +90,14 @@ LAUNCH_US = 4.0
 
 SPLIT_K_GBS = 0.5
 """Share of memory bandwidth that cuBLAS's split-K partial sums (fp32, written and read) reach."""
+
+FLAT_SM_GBS = 70.0
+"""What one SM takes in of a flat kernel's stages, GB/s. Fitted to the two best runs of the five best
+kernels of 84 problems of m = 8 to 512 (H200, 2026-12-03): the model is 3 % short of them, with a
+spread of 19 %."""
+
+FLAT_SPLIT_US = 2.0
+"""Parts of K: the barrier of a cluster and the reads of the others' parts (same points)."""
 
 NCCL_RATE = 0.92
 """NCCL's share of the link rate that large copies reach (nccl-tests on 8 GPUs over NVLink report

@@ -216,6 +216,33 @@ def gemm_time(
 
 
 @lru_cache(maxsize=4096)
+def flat_gemm_time(
+    m: int, n: int, k: int, split: int, kernel: KernelConfig, gpu: Gpu, element: int = 2,
+    signal_us: float = 0.0,
+) -> GemmTime:  # fmt: skip
+    """Time of a flat kernel over all ``m`` tokens, K in ``split`` parts: loads, or the memory.
+
+    Args:
+        element: bytes of one element. signal_us: time from a stored tile to its signal.
+    """
+    grid = Grid(
+        ceil_div(m, kernel.tile_m), ceil_div(n, kernel.tile_n), (1,), 1, gpu.sm_count // split
+    )
+    steps = ceil_div(ceil_div(k, kernel.tile_k), split)
+    stage = (kernel.tile_m + kernel.tile_n) * kernel.tile_k * element
+    flops = 2.0 * kernel.tile_m * kernel.tile_n * kernel.tile_k * steps
+    ideal = flops / (gpu.tflops * 1e6 / gpu.sm_count * c.COLD_RATE)
+    loads = steps * stage / (c.FLAT_SM_GBS * 1e3)
+    wave = max(ideal, loads) + steps * c.STEP_US + c.FILL_US
+    once = signal_us + (c.FLAT_SPLIT_US if split > 1 else 0.0)
+    once += kernel.tile_m * kernel.tile_n * element / (split * c.STORE_GBS_PER_SM * 1e3)
+    traffic = element * (n * k + m * k + m * n)
+    memory = traffic / (gpu.mem_gbs * c.MEMORY_RATE * 1e3)
+    time = soft_max(grid.waves * wave, memory, c.MEMORY_NORM)
+    return GemmTime(grid, time + once, wave, once)
+
+
+@lru_cache(maxsize=4096)
 def library_gemm_us(m: int, n: int, k: int, gpu: Gpu, element: int = 2) -> float:
     """Time of the vendor library's plain GEMM of m x n x k, launch included, microseconds.
 

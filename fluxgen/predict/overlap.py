@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.predict import constants as c
-from fluxgen.predict.gemm import GemmTime, Grid, gemm_time, library_gemm_us
+from fluxgen.predict.gemm import GemmTime, Grid, flat_gemm_time, gemm_time, library_gemm_us
 from fluxgen.predict.link import (
     copy_arrivals,
     copy_us,
@@ -85,12 +85,16 @@ def fused_gemm(
     problem: Problem, topology: Topology, kernel: KernelConfig, run: RunConfig
 ) -> GemmTime:
     """The GEMM of a fused call with all its data present; its slabs are those of ``run.span``."""
-    span = run.span
+    span, element = run.span, problem.signature.dtype.bytes
+    signal_us = c.SIGNAL_US if problem.op.reduces and problem.tp > 1 else 0.0
+    if kernel.schedule is Schedule.FLAT:
+        return flat_gemm_time(
+            problem.m, problem.n, problem.k, run.split, kernel, topology.gpu, element, signal_us
+        )
     groups = run.groups if span == 1 else tuple(ranks // span for ranks in run.groups)
     return gemm_time(
         problem.m_local * span, problem.n, problem.k, problem.tp // span, groups, run.panel, kernel,
-        topology.gpu, run.sms, problem.signature.dtype.bytes,
-        c.SIGNAL_US if problem.op is Op.GEMM_RS and problem.tp > 1 else 0.0,
+        topology.gpu, run.sms, element, signal_us,
     )  # fmt: skip
 
 
@@ -185,7 +189,7 @@ def _gather_timeline(
 def _scatter_timeline(
     problem: Problem, topology: Topology, gemm: GemmTime, run: RunConfig
 ) -> tuple[float, float, float]:
-    """(whole, communication, reduction) of gemm_rs, microseconds after the launch.
+    """(whole, communication, reduction) of gemm_rs and gemm_ar, microseconds after the launch.
 
     Remote slabs are visited first, the own slab last, so that its tiles hide the last stores. The
     link is a queue that is fed one wave of tiles at a time at a constant rate, so it ends by the
@@ -195,7 +199,11 @@ def _scatter_timeline(
         return gemm.time_us, 0.0, 0.0
     grid = gemm.grid
     rate = store_rate(topology, run.transport)
-    comm = transfer_us(problem.comm_bytes, topology, rate) * crossing(topology)
+    out_bytes = problem.signature.out_dtype.bytes * problem.n
+    in_one = run.transport is Transport.PEER_BROADCAST
+    rows = problem.m if in_one else problem.m_local  # that a rank gets of each, and reduces
+    scattered = (problem.tp - 1) * rows * out_bytes
+    comm = transfer_us(scattered, topology, rate) * crossing(topology)
     remote = grid.total
     if grid.groups[-1] == run.span == 1:
         remote = grid.starts[-2] * grid.columns
@@ -212,19 +220,30 @@ def _scatter_timeline(
         sent = topology.latency_us + max(
             gemm.wave_us + comm, gemm.wave_us * waves + burst, body * remote / grid.total
         )
-    out_bytes = problem.signature.out_dtype.bytes * problem.n
-    moved = out_bytes * (problem.m + problem.m_local)
+    read = problem.tp * rows * out_bytes
+    moved = read + rows * out_bytes
     stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
     fixed = c.SCATTER_FIXED_US + c.LAUNCH_US
     if topology.link is LinkKind.HOST:  # read back over PCIe, once all has been stored
-        stream_us = max(stream_us, transfer_us(out_bytes * problem.m, topology))
+        stream_us = max(stream_us, transfer_us(read, topology))
         reduce_us = c.REDUCE_US + stream_us
-        return max(gemm.time_us, sent) + reduce_us + fixed, comm, reduce_us
+        shared = _second_shot_us(problem, topology, run)
+        return max(gemm.time_us, sent) + reduce_us + fixed + shared, comm, reduce_us
     reduce_us = c.REDUCE_US + stream_us
     # The reduction follows the GEMM in stream order and walks chunks as they arrive.
     tail = c.REDUCE_US + stream_us / run.chunks
     finish = max(gemm.time_us + reduce_us, sent + tail) + fixed
-    return finish, comm, reduce_us
+    return finish + _second_shot_us(problem, topology, run), comm, reduce_us
+
+
+def _second_shot_us(problem: Problem, topology: Topology, run: RunConfig) -> float:
+    """gemm_ar in two shots: the reduced rows travel to every peer, and a kernel collects them."""
+    if problem.op is not Op.GEMM_AR or run.transport is Transport.PEER_BROADCAST:
+        return 0.0
+    row_bytes = problem.signature.out_dtype.bytes * problem.n
+    sent = transfer_us((problem.tp - 1) * problem.m_local * row_bytes, topology)
+    collected = 2 * problem.m * row_bytes / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
+    return topology.latency_us + sent + collected + c.LAUNCH_US
 
 
 def _drained(

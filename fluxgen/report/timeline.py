@@ -117,7 +117,7 @@ def fused_timeline(
         free[slot] = now
         ended.append((now, last))
     end = max(free) + gemm.once_us
-    if problem.op is Op.GEMM_RS and problem.tp > 1:
+    if problem.op.reduces and problem.tp > 1:
         end = _drain(problem, topology, run, ended, end, spans)
     return Timeline(tuple(spans), end, gemm.time_us)
 

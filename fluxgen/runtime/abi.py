@@ -10,7 +10,7 @@ import ctypes as ct
 
 from fluxgen.core.errors import CommTimeout
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 MAX_WORLD = 16
 MAX_CHUNKS = 16
 
@@ -44,6 +44,8 @@ B_LAYOUTS = {"nk": 0, "kn": 1}
 CHUNK_AXES = {"m": 0, "k": 1}
 PULL, PUSH, DRAIN, RING = 0, 1, 2, 3
 """``enum fluxgen_copies``."""
+TWO_SHOTS, ONE_SHOT = 1, 2
+"""``ReduceArgs.shares`` of an all-reduce."""
 
 
 class _Struct(ct.Structure):
@@ -125,6 +127,8 @@ class GemmArgs(_Struct):
         ("ends_call", ct.c_int32),
         ("cut", ct.c_int32),
         ("drain", ct.c_int32),
+        ("split", ct.c_int32),
+        ("one_shot", ct.c_int32),
         ("reserved", ct.c_uint32),
     ]
 
@@ -244,6 +248,7 @@ class KernelInfo(_Struct):
         ("smem_bytes", ct.c_int32),
         ("b_transposed", ct.c_int32),
         ("warps", ct.c_int32),
+        ("flat", ct.c_int32),
     ]
 
 

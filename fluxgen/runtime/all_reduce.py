@@ -164,8 +164,8 @@ def _reduce_impl(
     def describe() -> Call:
         m = x.shape[:-1].numel()
         return Call(
-            Op.GEMM_RS, m, (w.shape[0],), w.shape[1], x.dtype, x.device, tp, (layout_of(w),),
-            0, (m,), "none" if bias is None else "replicated", shares=True,
+            Op.GEMM_AR, m, (w.shape[0],), w.shape[1], x.dtype, x.device, tp, (layout_of(w),),
+            0, (m,), "none" if bias is None else "replicated",
             residual=residual is not None,
         )  # fmt: skip
 

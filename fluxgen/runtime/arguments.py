@@ -21,7 +21,7 @@ _KINDS = {
     Transport.COPY_ENGINE_RING: abi.RING,
 }
 
-__all__ = ["PATIENCE", "copy_args", "gemm_args", "row_stride"]
+__all__ = ["PATIENCE", "copy_args", "gemm_args", "reduce_args", "row_stride"]
 
 
 def gemm_args(
@@ -39,11 +39,30 @@ def gemm_args(
     for i, size in enumerate(run.groups):
         args.groups[i] = size
     args.panel, args.span, args.sms = run.panel, run.span, run.sms
+    args.split = run.split
     if problem.op is Op.AG_GEMM:
         args.ends_call, args.cut = 1, run.cut
         args.group.timeout_ns = int(group.timeout_ns * PATIENCE)
     else:
+        args.one_shot = run.transport is Transport.PEER_BROADCAST
+        if args.one_shot:
+            args.rows = problem.m
         args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
+    return args
+
+
+def reduce_args(
+    group: abi.Group, problem: Problem, kernel: KernelConfig, run: RunConfig
+) -> abi.ReduceArgs:
+    """All of a reduction's arguments but its operands; the sum is not scaled."""
+    args = abi.ReduceArgs(group=group, rows=problem.m_local, n=problem.n, scale=1.0)
+    args.chunk_rows = chunk_size(problem, kernel, run)
+    args.dtype = abi.DTYPES[problem.signature.dtype.value]
+    args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
+    if problem.op is Op.GEMM_AR:
+        args.shares = abi.TWO_SHOTS
+        if run.transport is Transport.PEER_BROADCAST:
+            args.rows, args.shares = problem.m, abi.ONE_SHOT
     return args
 
 

@@ -102,10 +102,9 @@ class Call:
         op: which. m: global rows. k: columns of x. ns: n of each weight.
         layouts: ``nk`` or ``kn`` of each weight. dtype, device: of the operands. tp: ranks.
         cut: the dim of x that the ranks cut. sizes: x's but the last, with all rows of ``cut``.
-        bias: gemm_rs only: ``none``, ``replicated`` or ``partial``.
+        bias: of what reduces: ``none``, ``replicated`` or ``partial``.
         reduce_op: gemm_rs only. return_gathered: ag_gemm only.
-        shares: gemm_rs only: all ranks get what each has reduced, an all-reduce.
-        residual: of an all-reduce: whether one is added.
+        residual: gemm_ar only: whether one is added.
         wiring: of the ranks' GPUs.
     """
 
@@ -122,17 +121,15 @@ class Call:
     bias: str = "none"
     reduce_op: str = "sum"
     return_gathered: bool = False
-    shares: bool = False
     residual: bool = False
     wiring: Wiring = UNKNOWN
 
     @property
     def key(self) -> str:
         """``ag_gemm/bfloat16/m4096-n3584-k4096-tp8``."""
-        op = "gemm_ar" if self.shares else self.op.value
         name = str(self.dtype).removeprefix("torch.")
         kn = "" if set(self.layouts) == {"nk"} else "/" + ",".join(self.layouts)
-        return f"{op}/{name}/m{self.m}-n{sum(self.ns)}-k{self.k}-tp{self.tp}{kn}"
+        return f"{self.op.value}/{name}/m{self.m}-n{sum(self.ns)}-k{self.k}-tp{self.tp}{kn}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ class Winner:
 
     Attributes:
         problems: one for each weight. kernel, run: the configuration. arch: ``sm90``.
-        artefacts: content keys of the libraries. shares: as ``Call.shares``.
+        artefacts: content keys of the libraries.
     """
 
     problems: tuple[Problem, ...]
@@ -149,7 +146,6 @@ class Winner:
     run: RunConfig
     arch: str
     artefacts: tuple[str, ...]
-    shares: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,7 +288,7 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
         return Cause.ONE_RANK, "one rank: a plain matmul, nothing to communicate", None
     if call.device.type != "cuda" or torch.version.cuda is None:
         return Cause.NO_GPU, f"no CUDA GPU: the tensors are on {call.device}", None
-    if call.sizes and call.sizes[call.cut] % call.tp:
+    if call.op is not Op.GEMM_AR and call.sizes and call.sizes[call.cut] % call.tp:
         reason = f"{call.tp} ranks do not divide {call.sizes[call.cut]} rows evenly"
         return Cause.UNEVEN, reason, None
     if call.bias == "partial":
@@ -322,11 +318,12 @@ def _look_up(call: Call, dtype: DType, topology: Topology) -> LookupResult:
     """The record of the call's own signature, else of a near one.
 
     The layout of the weight and whether the gathered x is returned hardly change what is best, and
-    models are tuned without them.
+    models are tuned without them. What is best for a gemm_rs is not bad for an all-reduce, either.
     """
     plain = Signature.of(call.op, dtype)
     near = [
-        replace(plain, b_layout=layout, return_gathered=gathered)
+        replace(plain, op=op, b_layout=layout, return_gathered=gathered)
+        for op in (call.op, call.op.compiled)
         for layout in (call.layouts[0], plain.b_layout)
         for gathered in (call.return_gathered, False)
     ]
@@ -361,5 +358,5 @@ def _winner(
             reason = f"{found.text}, which cannot be loaded: {error}"
             return Cause.NOT_BUILT, reason, None
         problems.append(problem)
-    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts), call.shares)
+    winner = Winner(tuple(problems), kernel, run, arch, tuple(artefacts))
     return Cause.FUSED, found.text, winner

@@ -200,5 +200,5 @@ def _needs(winner: Winner) -> tuple[Sizes, int]:
     first, transport = winner.problems[0], winner.run.transport
     least = Sizes(stage=aligned(1), half=aligned(1))
     scratched = first.op is Op.AG_GEMM and not transport.pushes
-    needed = least | sizes(first, transport, shares=winner.shares)
+    needed = least | sizes(first, transport)
     return needed, first.m * first.k * ITEM if scratched else 0

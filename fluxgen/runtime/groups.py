@@ -34,6 +34,9 @@ __all__ = ["Entry", "GroupState", "check_timeouts", "known_state", "reset", "sta
 MAX_ENTRIES = 16384
 """Kinds of calls of one group that are remembered; more start over and are compared again."""
 
+_COLLECTIVES = {
+    Op.AG_GEMM: "all_gather", Op.GEMM_RS: "reduce_scatter", Op.GEMM_AR: "all_reduce",
+}  # fmt: skip
 _NEVER_FUSED = (Cause.NO_GPU, Cause.DTYPE, Cause.DEVICE, Cause.NOTHING_TO_DO)
 
 
@@ -111,8 +114,8 @@ class GroupState:
             return self._keep(key, Entry(decision))
         shared = (
             call.op, call.dtype, call.device.type, call.sizes, call.cut, call.bias,
-            call.reduce_op, len(call.ns), call.ns[0] if call.op is Op.GEMM_RS else call.k,
-            call.shares, call.residual,
+            call.reduce_op, len(call.ns), call.ns[0] if call.op.reduces else call.k,
+            call.residual,
         )  # fmt: skip
         hopeless = decision.cause in _NEVER_FUSED
         if on_gpu and not hopeless and _capturing(call.device):
@@ -177,7 +180,7 @@ class GroupState:
                 "run": str(winner.run.to_dict()),
                 "artefacts": ",".join(winner.artefacts),
             }
-        name = "all_gather" if gathers else "all_reduce" if call.shares else "reduce_scatter"
+        name = _COLLECTIVES[call.op]
         agreed = self._ledger.settle(name, Statement(common, local, choice, decision.reason))
         if agreed and elsewhere:  # on all ranks, or they would not have agreed
             assert self.fused is not None

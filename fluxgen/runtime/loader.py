@@ -107,9 +107,10 @@ class FusedKernel(Library):
             self.info.cluster_n,
             bool(self.info.cooperative),
             self.info.warps,
+            bool(self.info.flat),
         )
         expected = (
-            abi.OPS[signature.op.value],
+            abi.OPS[signature.op.compiled.value],
             abi.DTYPES[signature.dtype.value],
             abi.B_LAYOUTS[signature.b_layout],
             kernel.tile_m,
@@ -119,6 +120,7 @@ class FusedKernel(Library):
             kernel.cluster_n,
             kernel.schedule is Schedule.COOPERATIVE,
             ampere.WARPS.get(kernel.schedule, 0),
+            kernel.schedule is Schedule.FLAT,
         )
         if found != expected or kernel.stages not in (0, self.info.stages):
             raise KernelError(f"{path}: holds kernel {found}, expected {expected}")

@@ -12,6 +12,7 @@ a real group, but from eight ranks on one for all three, which is in order too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ import torch
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import copy_args, gemm_args, row_stride
+from fluxgen.runtime.arguments import copy_args, gemm_args, reduce_args, row_stride
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.mapped import zeroed
-from fluxgen.runtime.workspace import Sizes, chunk_size, group_view, sizes
+from fluxgen.runtime.workspace import Sizes, group_view, sizes
 
 HARDWARE_QUEUES = 32
 """Streams that never wait for each other, with ``CUDA_DEVICE_MAX_CONNECTIONS=32``."""
@@ -81,7 +82,10 @@ class LocalGroup:
         """A group large enough for each of ``problems``, which have one tp."""
         needed = Sizes()
         for problem in problems:
-            needed |= sizes(problem, *Transport, shares=problem.op is Op.GEMM_RS)
+            needed |= sizes(problem, *Transport)
+            if problem.op is Op.GEMM_RS:  # and for the same as an all-reduce
+                shared = replace(problem.signature, op=Op.GEMM_AR)
+                needed |= sizes(replace(problem, signature=shared), *Transport)
         return cls(problems[0].tp, support, needed, timeout_s, in_host)
 
     def _gemm_args(
@@ -173,11 +177,10 @@ class LocalGroup:
         d: Sequence[torch.Tensor],
         delay: Callable[[int], None] | None = None,
         residual: torch.Tensor | None = None,
-        shares: bool = False,
     ) -> None:
         """Queue one gemm_rs on every rank: a[r] (m, k), b[r] as in ag_gemm -> d[r] (m/tp, n).
 
-        With ``shares`` an all-reduce: d[r], and the residual if there is one, are (m, n).
+        Of a gemm_ar d[r], and the residual if there is one, are (m, n).
         """
         drains = run.transport is Transport.COPY_ENGINE_DRAIN
         for rank in range(self.world):
@@ -194,23 +197,11 @@ class LocalGroup:
                 copy = copy_args(self.groups[rank], problem, kernel.kernel, run)
                 self._copy(copy, rank, self.awaits[rank])
         for rank in range(self.world):
-            self.support.reduce(
-                abi.ReduceArgs(
-                    group=self.groups[rank],
-                    rows=problem.m_local,
-                    n=problem.n,
-                    chunk_rows=chunk_size(problem, kernel.kernel, run),
-                    d=d[rank].data_ptr(),
-                    d_row_stride=d[rank].stride(0),
-                    scale=1.0,
-                    dtype=abi.DTYPES[problem.signature.dtype.value],
-                    blocks=self.share,
-                    drain=drains,
-                    shares=shares,
-                    residual=None if residual is None else residual.data_ptr(),
-                ),
-                self.streams[rank].cuda_stream,
-            )
+            reduce = reduce_args(self.groups[rank], problem, kernel.kernel, run)
+            reduce.d, reduce.d_row_stride = d[rank].data_ptr(), d[rank].stride(0)
+            reduce.blocks = self.share
+            reduce.residual = None if residual is None else residual.data_ptr()
+            self.support.reduce(reduce, self.streams[rank].cuda_stream)
             self.streams[rank].wait_stream(self.copies[rank])
             self.streams[rank].wait_stream(self.flags[rank])
 

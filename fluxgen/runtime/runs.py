@@ -23,12 +23,11 @@ import torch
 from fluxgen.codegen.space import panel_limit
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi, dispatch, kernels
-from fluxgen.runtime.arguments import copy_args, gemm_args, row_stride
+from fluxgen.runtime.arguments import copy_args, gemm_args, reduce_args, row_stride
 from fluxgen.runtime.dispatch import Call, Decision, warn_once
 from fluxgen.runtime.fused import ITEM, Fused
 from fluxgen.runtime.loader import FusedKernel
 from fluxgen.runtime.mapped import Workspace
-from fluxgen.runtime.workspace import chunk_size
 
 __all__ = ["GRAPHS", "GatherRun", "ScatterRun", "layout_of", "run_of"]
 
@@ -57,7 +56,7 @@ class _Run:
         self.dtype = call.dtype
         # Rows as the ranks cut them, and whether the operands' other dims come with them.
         self.plain = call.cut == 0
-        whole = call.op is Op.AG_GEMM or call.shares
+        whole = call.op is not Op.GEMM_RS
         rows = self.first.m if whole else self.first.m_local
         self._lead = (rows // math.prod(call.sizes[1:]), *call.sizes[1:]) if self.plain else (rows,)
         self._generation = -1
@@ -276,7 +275,7 @@ class GatherRun(_Run):
 
 
 class ScatterRun(_Run):
-    """gemm_rs, and the all-reduce that it is part of where the winner shares its rows."""
+    """gemm_rs and gemm_ar."""
 
     def __init__(self, fused: Fused, call: Call, decision: Decision) -> None:
         super().__init__(fused, call, decision)
@@ -285,17 +284,14 @@ class ScatterRun(_Run):
     def _build(self, group: abi.Group) -> None:
         first = self.first
         kernel, self._args = self._gemm(group, first)
-        self._reduce = abi.ReduceArgs(group=group, rows=first.m_local, n=first.n, scale=self.scale)
-        self._reduce.chunk_rows = chunk_size(first, self.winner.kernel, self.winner.run)
-        self._reduce.d_row_stride, self._reduce.shares = first.n, self.winner.shares
-        self._reduce.dtype = abi.DTYPES[first.signature.dtype.value]
+        self._reduce = reduce_args(group, first, self.winner.kernel, self.winner.run)
+        self._reduce.d_row_stride, self._reduce.scale = first.n, self.scale
         self._out = self._shape(first.n)
         self._call = abi.ScatterCall(
             gemm=kernel.call(self._args), reduce=ct.addressof(self._reduce), graphs=self._graphs
         )
         if self.winner.run.transport.copies:
             fused = self.fused
-            self._reduce.drain = True
             self._copy = copy_args(group, first, self.winner.kernel, self.winner.run)
             self._call.copy = ct.addressof(self._copy)
             self._call.awaits, self._call.copies = fused.awaits, fused.copies

@@ -24,7 +24,7 @@ class Sizes:
         stage: one slab (m/tp, k) of an ag_gemm, for peers to pull. half: one half of the inbox, W
             slabs of (m/tp, n) of a gemm_rs. gathered: the matrix (m, k) that peers push into.
         drained: the outbox (m, n) of a gemm_rs that copies drain, and the inbox that they fill.
-        result: (m, n) of an all-reduce, which peers push their rows into.
+        result: (m, n) of an all-reduce in two shots, which peers push their rows into.
     """
 
     stage: int = 0
@@ -78,22 +78,23 @@ def group_view(
     return group
 
 
-def sizes(problem: Problem, *transports: Transport, shares: bool = False) -> Sizes:
+def sizes(problem: Problem, *transports: Transport) -> Sizes:
     """What ``problem`` needs, moved by any of ``transports``.
-
-    Args:
-        shares: every rank gets what a gemm_rs has reduced: an all-reduce.
 
     Raises:
         UsageError: the workspace would exceed ``MAX_WORKSPACE_BYTES``.
     """
-    if problem.op is Op.GEMM_RS:
-        slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
+    if problem.op.reduces:
+        row = problem.n * problem.signature.out_dtype.bytes
+        whole = aligned(problem.tp * problem.m_local * row)
         drains = [t is Transport.COPY_ENGINE_DRAIN for t in transports]
+        in_one = [t is Transport.PEER_BROADCAST for t in transports]
+        shares = problem.op is Op.GEMM_AR
+        half = aligned(problem.tp * problem.m * row) if shares and any(in_one) else whole
         needed = Sizes(
-            half=0 if drains and all(drains) else aligned(problem.tp * slab),
-            drained=aligned(problem.tp * slab) if any(drains) else 0,
-            result=aligned(problem.tp * slab) if shares else 0,
+            half=0 if drains and all(drains) else half,
+            drained=whole if any(drains) else 0,
+            result=whole if shares and not (in_one and all(in_one)) else 0,
         )
     else:
         slab = problem.m_local * problem.k * problem.signature.dtype.bytes

@@ -105,7 +105,8 @@ def counted_problems(
         ops = (ops,)
     wanted = tuple(op if isinstance(op, Op) else Op.parse(op) for op in ops)
     if not wanted:
-        raise UsageError("ops: expected at least one of ag_gemm, gemm_rs; found none")
+        every = ", ".join(op.value for op in Op)
+        raise UsageError(f"ops: expected at least one of {every}; found none")
     gemms = analyse(model, tp, include_lm_head).gemms
     return _count(gemms, tp, sizes, the_dtype, wanted, messages, training)
 
@@ -153,6 +154,9 @@ def _count(
             posed = [(forward, gemm.name)]
             if training:
                 posed.append((backward(forward), f"{gemm.name}.backward"))
+            if gemm.op is Op.GEMM_RS:  # the same layer without sequence parallelism
+                shared = Problem(Signature.of(Op.GEMM_AR, dtype), m, gemm.n, gemm.k, tp)
+                posed.append((shared, gemm.name))
             for problem, name in posed:
                 if problem.op in ops:
                     counts[problem] = counts.get(problem, 0) + gemm.count

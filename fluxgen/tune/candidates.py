@@ -1,8 +1,8 @@
 """The candidates of one problem: named choices that always decode to a legal configuration.
 
-The sampler sees five categorical parameters (kernel, groups, panel, cut, span); a transport other
-than the usual one is a value of cut. Whatever it picks is moved to the nearest legal configuration
-of that kernel, so an illegal one cannot be asked.
+The sampler sees six categorical parameters (kernel, groups, panel, cut, span, split); a transport
+other than the usual one is a value of cut. Whatever it picks is moved to the nearest legal
+configuration of that kernel, so an illegal one cannot be asked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fluxgen.codegen.space import (
     span_choices,
     why_illegal,
 )
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Gpu, Topology
 from fluxgen.predict import predict
@@ -29,7 +29,7 @@ FINALISTS = 12
 """Kernels whose every run-time configuration is predicted; the others get a few typical ones."""
 
 Params = dict[str, str | int]
-"""Values of the five parameters."""
+"""Values of the six parameters."""
 
 SM_COPY = "sm"
 """The value of ``cut`` that is no cut: SMs copy whole slabs before the GEMM starts."""
@@ -40,10 +40,15 @@ STORE = "store"
 RING = "ring-"
 """In front of a cut: round the ring, where GPUs hang from several sockets."""
 
-_OTHER = {SM_COPY: Transport.SM_COPY, STORE: Transport.PEER_STORE}
+BROADCAST = "broadcast"
+"""gemm_ar: the kernel stores to all ranks, in one shot."""
+
+_OTHER = {
+    SM_COPY: Transport.SM_COPY, STORE: Transport.PEER_STORE, BROADCAST: Transport.PEER_BROADCAST,
+}  # fmt: skip
 """Values of ``cut`` that name a transport."""
 
-KNOBS = ("groups", "panel", "cut", "span")
+KNOBS = ("groups", "panel", "cut", "span", "split")
 """The parameters that are not compiled in."""
 
 
@@ -70,6 +75,8 @@ class Candidates:
 
     def spans(self, kernel: KernelConfig) -> tuple[int, ...]:
         """Spans with which ``kernel`` is legal: some tiles fit the slabs only with one."""
+        if kernel.schedule is Schedule.FLAT:
+            return tuple({run.span for run in run_space(self.problem, self.topology, kernel)})
         return tuple(
             span
             for span in span_choices(self.problem, kernel)
@@ -88,14 +95,19 @@ class Candidates:
         """Each knob's values, over all kernels.
 
         Groups, panels and cuts are those of the smallest cluster, which allows what the others
-        do; spans depend on the tile's rows in both directions, so they are those of any kernel.
+        do, and splits those of the smallest flat kernel; spans depend on the tile's rows in both
+        directions, so they are those of any kernel.
         """
-        loosest = min(
-            self.kernels,
-            key=lambda k: (k.tile_m * k.cluster_m, k.tile_n * k.cluster_n, k),
-        )
+        flat = [kernel for kernel in self.kernels if kernel.schedule is Schedule.FLAT]
+        others = [kernel for kernel in self.kernels if kernel.schedule is not Schedule.FLAT]
+        loosest = [
+            min(kernels, key=lambda k: (k.tile_m * k.cluster_m, k.tile_n * k.cluster_n, k))
+            for kernels in (others, flat)
+            if kernels
+        ]
         usual = self._usual
-        texts = [_encode(run, usual) for run in run_space(self.problem, self.topology, loosest)]
+        runs = [run for kernel in loosest for run in run_space(self.problem, self.topology, kernel)]
+        texts = [_encode(run, usual) for run in runs]
         choices = {knob: tuple(dict.fromkeys(text[knob] for text in texts)) for knob in KNOBS}
         spans = {span for kernel in self.kernels for span in self.spans(kernel)}
         return {**choices, "span": tuple(sorted(spans))}
@@ -141,6 +153,8 @@ class Candidates:
         return dict(sorted(rough.items(), key=lambda item: item[1]))
 
     def _typical(self, kernel: KernelConfig) -> list[RunConfig]:
+        if kernel.schedule is Schedule.FLAT:
+            return list(self.ranked_runs(kernel))  # they are few
         transport = self._usual
         shapes = group_choices(self.problem.op, self.problem.tp)
         cuts = ((ChunkAxis.M, 1), (ChunkAxis.K, 2))
@@ -181,7 +195,7 @@ class Candidates:
         axis, left = ChunkAxis.M, 1
         if cut in _OTHER:
             transport = _OTHER[cut]
-            groups = (self.problem.tp,) if cut == SM_COPY else groups
+            groups = (self.problem.tp,) if cut in (SM_COPY, BROADCAST) else groups
         else:
             if cut.startswith(RING):
                 transport, cut = Transport.COPY_ENGINE_RING, cut.removeprefix(RING)
@@ -191,10 +205,13 @@ class Candidates:
             cuts.append((axis, left))
             left = left - 1 if axis is ChunkAxis.K else left // 2
         cuts.append((ChunkAxis.M, 1))
+        if kernel.schedule is Schedule.FLAT:  # one group of whole slabs, in one order
+            groups, cuts = (self.problem.tp,), [(ChunkAxis.M, 1)]
         spans = dict.fromkeys((int(params["span"]), *self.spans(kernel)))
-        for span, panel in product(spans, (int(params["panel"]), 0)):
+        split = int(params["split"])
+        for span, panel, parts in product(spans, (int(params["panel"]), 0), (split, 1)):
             for axis, chunks in cuts:
-                run = RunConfig(groups, panel, axis, chunks, 0, transport, span)
+                run = RunConfig(groups, panel, axis, chunks, 0, transport, span, parts)
                 if run in legal:
                     return kernel, run
         return kernel, legal[0]
@@ -210,4 +227,5 @@ def _encode(run: RunConfig, usual: Transport) -> Params:
         "panel": run.panel,
         "cut": others.get(run.transport, cut),
         "span": run.span,
+        "split": run.split,
     }

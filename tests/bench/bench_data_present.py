@@ -1,6 +1,6 @@
 """Fused kernels with their data present, against cuBLAS, interleaved in one run.
 
-    python -m tests.bench.bench_data_present [--shapes section6|llama|models] [--seconds 120]
+    python -m tests.bench.bench_data_present [--shapes section6|llama|models|decode] [--seconds 120]
                                              [--out FILE]
 
 All SMs belong to one rank of W = 8, every flag is already up, RS stores land in local inboxes: what
@@ -27,8 +27,9 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import torch
 
+from fluxgen.codegen.flat import SPLITS
 from fluxgen.codegen.space import group_choices, span_choices, why_illegal
-from fluxgen.core.config import ChunkAxis, RunConfig, Transport
+from fluxgen.core.config import ChunkAxis, RunConfig, Schedule, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
@@ -52,15 +53,18 @@ MODELS = (
     "devstral-2-123b",
 )  # fmt: skip
 TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
+DECODED = ("llama-3.1-8b", "llama-3.1-70b", "gpt3-175b")
+FEW = (8, 16, 32, 64, 128, 256, 512)
 
 
 def shapes_of(name: str) -> list[tuple[str, int, int, int]]:
-    """op, m, n, k of a set; of ``models``, every GEMM of one layer of each, once."""
-    if name != "models":
+    """op, m, n, k of a set; of ``models`` and ``decode``, every GEMM of one layer of each, once."""
+    if name in SETS:
         return SETS[name]
-    gemms = [g for model in MODELS for g in model_gemms(model, WORLD) if g.op is not None]
+    models, tokens = (MODELS, TOKENS) if name == "models" else (DECODED, FEW)
+    gemms = [g for model in models for g in model_gemms(model, WORLD) if g.op is not None]
     each = dict.fromkeys((g.op.value, g.n, g.k) for g in gemms)
-    return [(op, m, n, k) for m in TOKENS for op, n, k in each]
+    return [(op, m, n, k) for m in tokens for op, n, k in each]
 
 
 class Bench:
@@ -71,7 +75,7 @@ class Bench:
         self.sizes = sizes(problem, Transport.COPY_ENGINE_PULL)
         p, bf16 = problem, torch.bfloat16
         bytes_in = 2 * (p.m * p.k + p.n * p.k)
-        self.copies = max(2, min(8, -(-300_000_000 // bytes_in)))
+        self.copies = max(2, min(64, -(-300_000_000 // bytes_in)))
         self.a = [torch.randn(p.m, p.k, device="cuda").to(bf16) for _ in range(self.copies)]
         self.b = [torch.randn(p.n, p.k, device="cuda").to(bf16) for _ in range(self.copies)]
         self.d = torch.empty(p.m, p.n, device="cuda", dtype=bf16)
@@ -175,6 +179,12 @@ def candidates(problem: Problem, topology: Topology, full: bool):
         kernel = load_kernel(name)
         if kernel.signature != problem.signature:
             continue
+        if kernel.kernel.schedule is Schedule.FLAT:
+            for split in SPLITS:
+                run = RunConfig((WORLD,), transport=transport, span=WORLD, split=split)
+                if why_illegal(problem, topology, kernel.kernel, run) is None:
+                    yield kernel, run
+            continue
         groupings = group_choices(problem.op, WORLD)
         for groups in groupings if full else groupings[:2]:
             for panel in (0, 1, 2, 4, 8):
@@ -241,7 +251,7 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="data_present.json")
-    parser.add_argument("--shapes", default="section6", choices=(*SETS, "models"))
+    parser.add_argument("--shapes", default="section6", choices=(*SETS, "models", "decode"))
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--full", action="store_true", help="all groupings in the first pass")
     args = parser.parse_args()
@@ -262,11 +272,12 @@ def main() -> int:
             f"{op} {m:>5}x{n}x{k} cublas {result['cublas_ms']:.4f} ms "
             f"({result['cublas_tflops']:.0f} TF) fused {top['ms']:.4f} ratio {top['ratio']:.3f} "
             f"[{top['quartiles'][0]:.3f}, {top['quartiles'][1]:.3f}] {top['kernel']} "
-            f"{top['run']['groups']} p{top['run']['panel']} s{top['run']['span']}{extra}",
+            f"{top['run']['groups']} p{top['run']['panel']} s{top['run']['span']} "
+            f"k{top['run'].get('split', 1)}{extra}",
             flush=True,
         )
         torch.cuda.empty_cache()
-        if args.shapes == "models":
+        if args.shapes in ("models", "decode"):
             del result["coarse"]
         Path(args.out).write_text(
             json.dumps(

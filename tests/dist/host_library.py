@@ -24,6 +24,7 @@ from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
 from fluxgen.runtime.workspace import Sizes, group_view
 
 KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)
+FLAT = KernelConfig(16, 64, 128, 1, 1, Schedule.FLAT)
 
 
 def matrix(address: int, rows: int, columns: int, stride: int) -> torch.Tensor:
@@ -124,14 +125,16 @@ class Support:
         else:
             assert args.drain == reduce.drain == 0
             assert slabs <= args.group.half_bytes
-        a = matrix(args.a, args.rows * world, args.k, args.a_row_stride)
+        count = args.rows if args.one_shot else args.rows * world
+        a = matrix(args.a, count, args.k, args.a_row_stride)
         w = Kernel.made[c.gemm.launch - 1].weight(args)
         partial = (a.float() @ w.float().t()).bfloat16()
         parts = [torch.empty_like(partial) for _ in range(world)]
         dist.all_gather(parts, partial, group=self.group)
         rows = slice(args.group.rank * args.rows, (args.group.rank + 1) * args.rows)
+        assert args.one_shot == (reduce.shares == abi.ONE_SHOT)
         if reduce.shares:
-            assert slabs <= args.group.result_bytes
+            assert args.one_shot or slabs <= args.group.result_bytes
             rows = slice(None)
         total = sum(part[rows].float() for part in parts) * reduce.scale
         if reduce.bias:
@@ -141,7 +144,8 @@ class Support:
             total = total + matrix(reduce.residual, len(total), args.n, args.n).float()
         matrix(reduce.d, len(total), args.n, reduce.d_row_stride).copy_(total.bfloat16())
         assert c.graphs, "no capture is going on"
-        self.calls.append(("shares, " if reduce.shares else "") + ("drains" if c.copy else "stores"))
+        shots = ("", "shares, ", "one shot, ")[reduce.shares]
+        self.calls.append(shots + ("drains" if c.copy else "stores"))
 
 
 def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -176,18 +180,21 @@ class Workspace:
 
 def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Decision:
     """As ``dispatch.decide`` on a machine where every legal call has a record and a kernel."""
-    gathers = call.op is Op.AG_GEMM
+    gathers, kernel = call.op is Op.AG_GEMM, KERNEL
     if call.return_gathered and transport.pushes:
         transport = Transport.COPY_ENGINE_PULL
-    if not gathers:
+    in_one = call.op is Op.GEMM_AR and transport is Transport.PEER_BROADCAST
+    if not gathers and not in_one:
         pulls = transport is Transport.COPY_ENGINE_PULL
         transport = Transport.COPY_ENGINE_DRAIN if pulls else Transport.PEER_STORE
     run = RunConfig(transport=transport)
+    if in_one:
+        kernel, run = FLAT, RunConfig((call.tp,), transport=transport, span=call.tp)
     plain = Signature.of(call.op)
     reason, problems = "", []
     if call.dtype is not torch.bfloat16 or call.tp == 1 or min(call.m, *call.ns, call.k) == 0:
         reason = "nothing for a kernel"
-    elif call.sizes[call.cut] % call.tp or call.bias == "partial":
+    elif (call.sizes[call.cut] % call.tp and not in_one) or call.bias == "partial":
         reason = "no kernel"
     else:
         for n, layout in zip(call.ns, call.layouts, strict=True):
@@ -196,13 +203,13 @@ def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Dec
             reason = (
                 reason
                 or why_illegal(
-                    problems[-1], Topology.of("h100-sxm", "nvlink", call.tp), KERNEL, run
+                    problems[-1], Topology.of("h100-sxm", "nvlink", call.tp), kernel, run
                 )
                 or ""
             )
     if reason:
         return Decision("unfused", reason, call.key, Cause.NO_RECORD)
-    winner = Winner(tuple(problems), KERNEL, run, "sm90", ("key",), call.shares)
+    winner = Winner(tuple(problems), kernel, run, "sm90", ("key",))
     return Decision("fused", "a record", call.key, Cause.FUSED, winner)
 
 

@@ -24,10 +24,14 @@ from fluxgen.core.settings import data_dir
 from fluxgen.runtime.kernels import source_of
 from tests.gpu.conftest import KERNELS
 
-PP, CO = Schedule.PINGPONG, Schedule.COOPERATIVE
+PP, CO, FLAT = Schedule.PINGPONG, Schedule.COOPERATIVE, Schedule.FLAT
 M4, M8 = Schedule.MULTISTAGE_4, Schedule.MULTISTAGE_8
 KN_AG = replace(Signature.of("ag_gemm"), b_layout="kn")
 KN_RS = replace(Signature.of("gemm_rs"), b_layout="kn")
+FLAT_TILES = (
+    (16, 64, 128), (16, 192, 128), (32, 128, 128), (64, 64, 128), (64, 128, 128), (64, 256, 64),
+    (128, 128, 128), (128, 192, 64),
+)  # fmt: skip
 CORNERS = (
     Entry("sm90", KN_AG, KernelConfig(128, 128, 64, 1, 1, PP)),
     Entry("sm90", KN_AG, KernelConfig(128, 192, 64, 2, 1, PP)),
@@ -48,6 +52,16 @@ CORNERS = (
     Entry("sm90", Signature.of("gemm_rs"), KernelConfig(64, 96, 64, 2, 2, PP)),
     Entry("sm90", Signature.of("gemm_rs"), KernelConfig(64, 160, 64, 2, 1, PP)),
     Entry("sm90", Signature.of("gemm_rs"), KernelConfig(128, 96, 64, 1, 2, PP)),
+    # Flat ones, for few tokens.
+    *(
+        Entry("sm90", Signature.of(op), KernelConfig(m, n, k, 1, 1, FLAT))
+        for op in ("ag_gemm", "gemm_rs")
+        for m, n, k in FLAT_TILES
+    ),
+    Entry("sm90", KN_AG, KernelConfig(32, 128, 64, 1, 1, FLAT)),
+    Entry("sm90", KN_RS, KernelConfig(16, 64, 64, 1, 1, FLAT)),
+    Entry("sm90", Signature.of("ag_gemm", "fp16"), KernelConfig(128, 64, 64, 1, 1, FLAT, 3)),
+    Entry("sm90", Signature.of("gemm_rs", "fp16"), KernelConfig(64, 128, 64, 1, 1, FLAT)),
     # Ampere's, which any newer GPU compiles from their PTX.
     Entry("sm80", Signature.of("ag_gemm"), KernelConfig(128, 256, 64, 1, 1, M8, 3)),
     Entry("sm80", Signature.of("ag_gemm"), KernelConfig(64, 96, 64, 1, 1, M4, 4)),

@@ -21,7 +21,7 @@ from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
 from fluxgen.runtime.workspace import Sizes, sizes  # noqa: E402
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
 
-KERNELS = compiled_kernels()
+KERNELS = [name for name in compiled_kernels() if "_flat_" not in name]
 SUPPORT = load_support
 PUSH, PULL = Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL
 DRAIN, SM_COPY = Transport.COPY_ENGINE_DRAIN, Transport.SM_COPY
@@ -53,7 +53,7 @@ def operands(problem: Problem):
             torch.full((problem.m, problem.n), float("nan"), device="cuda", dtype=dtype)
             for _ in range(w)
         ]
-    else:
+    else:  # of a gemm_ar without its outputs
         left = [integers(problem.m, problem.k, dtype=dtype) for _ in range(w)]
         out = [
             torch.full((rows, problem.n), float("nan"), device="cuda", dtype=dtype)
@@ -343,7 +343,8 @@ def all_rows(problem: Problem):
 def test_all_reduce_in_every_world(prefix: str, world: int) -> None:
     kernel = load_kernel(first_of(prefix))
     dtype = getattr(torch, kernel.signature.dtype.torch_name)
-    problems = [Problem(kernel.signature, r * world, n, k, world) for r, n, k in sizes_for(world)]
+    signature = replace(kernel.signature, op=Op.GEMM_AR)
+    problems = [Problem(signature, r * world, n, k, world) for r, n, k in sizes_for(world)]
     group = LocalGroup.for_problems(SUPPORT(), *problems)
     for i, problem in enumerate(problems):
         for by in (PUSH, DRAIN):
@@ -353,7 +354,7 @@ def test_all_reduce_in_every_world(prefix: str, world: int) -> None:
             torch.cuda.synchronize()
             group.run(
                 kernel, problem, run_config(problem, chunks=1 + i % 2, by=by), left, weights, out,
-                shares=True, residual=residual,
+                residual=residual,
             )  # fmt: skip
             group.synchronize()
             want = shared(problem, left, weights, residual)
@@ -377,7 +378,10 @@ def test_all_reduces_among_other_calls(world: int) -> None:
             kind = call % 3  # ag_gemm, gemm_rs, all-reduce
             problem = problems[2 * (call // 2 % 2) + min(kind, 1)]
             left, weights, out = operands(problem)
-            queued.append((problem, left, weights, all_rows(problem) if kind == 2 else out, kind))
+            if kind == 2:
+                problem = replace(problem, signature=replace(problem.signature, op=Op.GEMM_AR))
+                out = all_rows(problem)
+            queued.append((problem, left, weights, out, kind))
         torch.cuda.synchronize()
         for call, (problem, left, weights, out, kind) in enumerate(queued, begin):
             late = call % world
@@ -385,7 +389,6 @@ def test_all_reduces_among_other_calls(world: int) -> None:
                 pair[min(kind, 1)], problem,
                 run_config(problem, by=(PUSH, PULL, DRAIN)[call // 2 % 3]), left, weights, out,
                 delay=lambda r, late=late: torch.cuda._sleep(3_000_000) if r == late else None,
-                **({"shares": True} if kind == 2 else {}),
             )  # fmt: skip
         group.synchronize()
         for call, (problem, left, weights, out, kind) in enumerate(queued, begin):

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import torch
 
-from fluxgen.core.config import KernelConfig, RunConfig, Transport
+from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.problem import Problem
 from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import gemm_args, row_stride
+from fluxgen.runtime.arguments import gemm_args, reduce_args, row_stride
 from fluxgen.runtime.fused import TRANSPORT_SMS
 from fluxgen.runtime.loader import CallGraphs, ErrorText, SupportKernels
 from fluxgen.runtime.mapped import zeroed
-from fluxgen.runtime.workspace import Sizes, chunk_size, group_view
+from fluxgen.runtime.workspace import Sizes, group_view
 
 __all__ = ["ALWAYS", "Alone", "Queue"]
 
@@ -72,15 +72,10 @@ class Alone:
         return args
 
     def reduction(self, kernel: KernelConfig, run: RunConfig, out: torch.Tensor) -> abi.ReduceArgs:
-        """Arguments of the reduction of a gemm_rs into ``out`` (m / tp, n)."""
-        problem = self.problem
-        return abi.ReduceArgs(
-            group=self.group, rows=problem.m_local, n=problem.n,
-            chunk_rows=chunk_size(problem, kernel, run), d=out.data_ptr(),
-            d_row_stride=out.stride(0), scale=1.0,
-            dtype=abi.DTYPES[problem.signature.dtype.value],
-            drain=run.transport is Transport.COPY_ENGINE_DRAIN,
-        )  # fmt: skip
+        """Arguments of the reduction into ``out`` (m / tp, n), of a gemm_ar (m, n)."""
+        args = reduce_args(self.group, self.problem, kernel, run)
+        args.d, args.d_row_stride = out.data_ptr(), out.stride(0)
+        return args
 
     def graphs(self) -> CallGraphs:
         """Room for the one graph that a warm call is; for as long as the caller keeps it."""

@@ -30,7 +30,12 @@ def integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def evened(problem: Problem) -> Problem:
-    """With as many rows as the ranks share evenly: an uneven call's last slab is padded."""
+    """With as many rows as the ranks share evenly: an uneven call's last slab is padded.
+
+    An all-reduce has no slabs that need to be even.
+    """
+    if problem.op is Op.GEMM_AR:
+        return problem
     return replace(problem, m=problem.m_local * problem.tp)
 
 
@@ -63,7 +68,7 @@ class Operands:
             weight = make(problem.k, problem.n).t()
         else:
             weight = make(problem.n, problem.k)
-        rows = problem.m_local * (problem.tp if problem.op is Op.GEMM_RS else 1)
+        rows = problem.m_local if problem.op is Op.AG_GEMM else problem.m
         return cls(tuple(make(rows, problem.k) for _ in range(problem.tp)), weight)
 
     def expected(self, problem: Problem) -> list[torch.Tensor]:
@@ -74,7 +79,10 @@ class Operands:
         total = partials[0]
         for other in partials[1:]:
             total += other
-        return list(total.to(self.weight.dtype).chunk(problem.tp))
+        rounded = total.to(self.weight.dtype)
+        if problem.op is Op.GEMM_AR:
+            return [rounded] * problem.tp
+        return list(rounded.chunk(problem.tp))
 
 
 def wrong(
@@ -95,7 +103,7 @@ def wrong(
     calls = []
     for _ in range(2):
         operands = Operands.of(even)
-        rows = even.m if even.op is Op.AG_GEMM else even.m_local
+        rows = even.m_local if even.op is Op.GEMM_RS else even.m
         outs = [
             torch.full((rows, even.n), float("nan"), device="cuda", dtype=operands.weight.dtype)
             for _ in range(even.tp)

@@ -195,7 +195,7 @@ class DeviceEvaluator:
             left = torch.cat(operands.left) if problem.op is Op.AG_GEMM else operands.left[0]
             partial = matmul(left, operands.weight)
             rank = self._rank(even, topology, left)
-            want = partial if problem.op is Op.AG_GEMM else partial[: even.m_local].contiguous()
+            want = partial[: even.m_local].contiguous() if problem.op is Op.GEMM_RS else partial
             library = torch.empty_like(partial)
             bench = _Bench(problem, rank, topology, left, operands.weight, want, library)
             self._bench = bench
@@ -204,6 +204,11 @@ class DeviceEvaluator:
 
     def _rank(self, problem: Problem, topology: Topology, left: torch.Tensor) -> OneRank | OverPcie:
         if topology.link.over_pcie:
+            if problem.op is Op.GEMM_AR:
+                raise UsageError(
+                    f"{problem.key}: an all-reduce is not measured over PCIe yet; use --evaluator "
+                    "predict, or the records of gemm_rs, which serve it"
+                )
             over = OverPcie(problem, self._support, topology.link is LinkKind.HOST)
             if problem.op is Op.AG_GEMM:
                 over.stage(left)

@@ -51,7 +51,7 @@ class OneRank(Alone):
         self.topology, self.link = topology, link
         link.reset()
         self.peers: list[torch.Tensor] = []  # of an ag_gemm all are the link's control block
-        if problem.op is Op.GEMM_RS:
+        if problem.op.reduces:
             self.peers = [torch.zeros_like(self.mine) for _ in range(1, problem.tp)]
         for peer in range(1, problem.tp):
             at = self.peers[peer - 1].data_ptr() if self.peers else link.peer
@@ -65,6 +65,7 @@ class OneRank(Alone):
         for offset in (abi.ARRIVED_OFFSET, abi.GATHERED_OFFSET):
             # Not this rank's own: the reduction waits for its GEMM.
             self.words(offset, _FLAGS)[abi.MAX_CHUNKS :].fill_(ALWAYS if up else self.epoch)
+        self.words(abi.REDUCED_OFFSET, abi.MAX_WORLD).fill_(ALWAYS if up else self.epoch)
         torch.cuda.synchronize()
 
     def call(
@@ -80,12 +81,12 @@ class OneRank(Alone):
 
         Args:
             left: ag_gemm: the whole x (m, k), this rank's slab first: the others lie where copies
-                would put them; gemm_rs: (m, k). weight: (n, k). out: (m, n), or (m / tp, n).
+                would put them; else (m, k). weight: (n, k). out: (m, n), of a gemm_rs (m / tp, n).
             present: the flags are up, see :meth:`present`; nothing is scheduled.
         """
         make = self._gather if self.problem.op is Op.AG_GEMM else self._scatter
         before, queue = make(kernel, run, left, weight, out, present)
-        if self.problem.op is Op.GEMM_RS:
+        if self.problem.op.reduces:
             self._load(queue)
         return before, queue
 
@@ -161,6 +162,15 @@ class OneRank(Alone):
                 busy_us=t.busy_us, tail_us=t.tail_us,
             )
             for t in schedule.departures(problem, self.topology, config, run)
+        ]  # fmt: skip
+        # In two shots the reduced rows go out behind them, and a peer's come in when ours are out.
+        pairs += [
+            Departure(
+                watched=self.group.peers[t.visit] + abi.REDUCED_OFFSET,
+                answered=base + abi.REDUCED_OFFSET + 4 * (problem.tp - t.visit),
+                busy_us=t.busy_us, tail_us=t.tail_us,
+            )
+            for t in schedule.second_shot(problem, self.topology, run)
         ]  # fmt: skip
         stream, gemm, graphs = self.stream.cuda_stream, kernel.call(args), self.graphs()
         whole = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(reduce), graphs=graphs.handle)

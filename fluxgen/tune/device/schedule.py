@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Problem, ceil_div
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
+from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.predict.gemm import make_grid
 from fluxgen.predict.link import copy_arrivals, copy_order, store_rate, transfer_us
@@ -82,9 +82,14 @@ def departures(
     of its last tile has stored until then is still to be sent.
     """
     rate = store_rate(topology, run.transport)
+    if run.transport is Transport.PEER_BROADCAST:
+        return _broadcast(problem, topology, rate)
+    if kernel.schedule is Schedule.FLAT:  # its tiles come column by column
+        run = replace(run, panel=1)
     groups = run.groups or (problem.tp,)
     sms = run.sms or topology.gpu.sm_count
     slots = make_grid(problem.m_local * run.span, problem.n, groups, kernel, sms).slots
+    slots = max(1, slots // run.split)
     ends, sent = _walk(problem, kernel, run)
     out, before_us = [], 0.0
     for visit, chunk, end in ends:
@@ -93,6 +98,25 @@ def departures(
         out.append(Departure(visit, chunk, sent_us - before_us, sent_us - earlier_us))
         before_us = sent_us
     return out
+
+
+def _broadcast(problem: Problem, topology: Topology, rate: float) -> list[Departure]:
+    """All peers' flags come at the end, with all rows of each still to be sent: of one wave."""
+    whole = problem.m * problem.n * problem.signature.out_dtype.bytes
+    busy_us = transfer_us(whole, topology, rate)
+    return [Departure(visit, 0, busy_us, busy_us) for visit in range(1, problem.tp)]
+
+
+def second_shot(problem: Problem, topology: Topology, run: RunConfig) -> list[Departure]:
+    """gemm_ar in two shots: the reduced rows go to each peer, whose flags all come at the end.
+
+    The reduction pushes faster than the link sends.
+    """
+    if problem.op is not Op.GEMM_AR or run.transport is Transport.PEER_BROADCAST:
+        return []
+    slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
+    busy_us = transfer_us(slab, topology, store_rate(topology, run.transport))
+    return [Departure(visit, 0, busy_us, busy_us) for visit in range(1, problem.tp)]
 
 
 def _walk(
@@ -146,7 +170,15 @@ def _owner(slab: int, place: int, span: int, tp: int) -> int:
 
 
 def unfused_us(problem: Problem, topology: Topology) -> float:
-    """The unfused collective at its best: its bytes at the link's rate, and one latency."""
+    """The unfused collective at its best: its bytes at the link's rate, and one latency.
+
+    Of an all-reduce the better of two shots, with two latencies, and one, where each rank sends all
+    that it has to all.
+    """
     if problem.tp == 1:
         return 0.0
-    return topology.latency_us + transfer_us(problem.comm_bytes, topology)
+    in_two = transfer_us(problem.comm_bytes, topology)
+    if problem.op is not Op.GEMM_AR:
+        return topology.latency_us + in_two
+    in_one = in_two * problem.tp / 2
+    return topology.latency_us + min(in_one, topology.latency_us + in_two)

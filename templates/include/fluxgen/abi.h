@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 7
+#define FLUXGEN_ABI_VERSION 8
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
 
@@ -82,6 +82,8 @@ typedef struct fluxgen_gemm_args {
   int32_t ends_call;     // ag_gemm: 1 for the last GEMM of a call
   int32_t cut;           // K chunks: so many slabs, from this rank's on, come in chunks; 0: all
   int32_t drain;         // gemm_rs: 1: copies send what it computes
+  int32_t split;         // flat kernels: parts that K is computed in, 1, 2, 4 or 8; 0: 1
+  int32_t one_shot;      // flat gemm_rs: 1: each rank gets all `rows` rows, which are then m
   uint32_t reserved;
 } fluxgen_gemm_args;
 
@@ -98,6 +100,7 @@ typedef struct fluxgen_kernel_info {
   int32_t smem_bytes;    // dynamic shared memory of one block
   int32_t b_transposed;  // 1: B is (k, n)
   int32_t warps;         // sm80: of the MMA; else 0
+  int32_t flat;          // 1: tiles span the rows of all ranks
 } fluxgen_kernel_info;
 
 #ifdef __cplusplus

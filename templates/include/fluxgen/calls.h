@@ -19,9 +19,12 @@ enum fluxgen_copies {
   FLUXGEN_RING = 3
 };
 
+// An all-reduce: each rank reduces its rows and sends them to all, or it has all ranks' parts of all.
+enum fluxgen_shares { FLUXGEN_TWO_SHOTS = 1, FLUXGEN_ONE_SHOT = 2 };
+
 // The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
 // inbox) + bias. With `shares` every rank gets the rows of all: D is (world * rows, n), contiguous, and
-// the residual is added last.
+// the residual is added last. In one shot `rows` are all rows, and D is (rows, n).
 typedef struct fluxgen_reduce_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_reduce_args)
@@ -37,7 +40,7 @@ typedef struct fluxgen_reduce_args {
   int32_t dtype;         // 0: bf16, 1: fp16
   int32_t blocks;        // thread blocks; 0: as many as fit well
   int32_t drain;         // as in the GEMM
-  int32_t shares;        // 1: an all-reduce
+  int32_t shares;        // enum fluxgen_shares: an all-reduce; 0: a gemm_rs
   uint32_t reserved;
 } fluxgen_reduce_args;
 

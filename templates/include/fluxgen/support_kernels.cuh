@@ -258,8 +258,8 @@ __device__ __forceinline__ __half2 from_float2(float2 p) { return __float22half2
 
 // gemm_rs, last kernel: D (rows, n) = scale * (sum of the inbox over sources) + bias, fp32, in rank
 // order, rounded once: bitwise the same on every run. Chunk by chunk, so that early chunks are reduced while late
-// ones travel; the last block advances the epoch. `Shares`: the rows also go to every peer, and D and the
-// residual have those of all ranks.
+// ones travel; the last block advances the epoch. `Shares`: an all-reduce, with a residual; in two shots
+// the rows also go to every peer, and D and the residual have those of all ranks.
 template <class Pair, bool Shares>
 __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args args) {
   fluxgen_group const& group = args.group;
@@ -270,7 +270,8 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   int64_t const vectors = args.n / 8;  // 16 bytes each
   int64_t const slab = args.rows * vectors;
   int64_t const chunk_rows = args.chunk_rows > 0 ? args.chunk_rows : args.rows;
-  int64_t const above = Shares ? group.rank * args.rows : 0;  // rows of other ranks in D
+  bool const two_shots = Shares && args.shares == FLUXGEN_TWO_SHOTS;
+  int64_t const above = two_shots ? group.rank * args.rows : 0;  // rows of other ranks in D
   int chunk = 0;
   for (int64_t begin = 0; begin < args.rows; begin += chunk_rows, ++chunk) {
     bool arrived = true;
@@ -279,7 +280,7 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
                            threadIdx.x, chunk);
     }
     // Peers that are not in this call yet may still read what they have of an earlier one.
-    bool const pushes = __syncthreads_and(arrived) && Shares;
+    bool const pushes = __syncthreads_and(arrived) && two_shots;
     int64_t const end = begin + chunk_rows < args.rows ? begin + chunk_rows : args.rows;
     int64_t const stop = end * vectors;
     int64_t const step = int64_t(gridDim.x) * kThreads;
@@ -342,14 +343,15 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
       }
     }
   }
-  if constexpr (Shares) {
+  if (two_shots) {
     fence_system();
   }
   if (!last_block(mine, kTicketOffset)) {
     return;
   }
   if constexpr (Shares) {
-    if (threadIdx.x < group.world && threadIdx.x != group.rank && aborted_by(group) == 0u) {
+    if (two_shots && threadIdx.x < group.world && threadIdx.x != group.rank &&
+        aborted_by(group) == 0u) {
       fence_system();
       store_release_system(reduced_flag(group.peers[threadIdx.x], group.rank), epoch);
     }

@@ -153,13 +153,16 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.dtype != 0 && args.dtype != 1) {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
   }
-  if (args.shares < 0 || args.shares > 1) {
-    return refuse(message, size, "shares: expected 0 or 1");
+  if (args.shares < 0 || args.shares > FLUXGEN_ONE_SHOT) {
+    return refuse(message, size, "shares: expected 0, 1 (two shots) or 2 (one shot)");
+  }
+  if (args.shares == FLUXGEN_ONE_SHOT && args.drain) {
+    return refuse(message, size, "drain: one shot is stored, not drained");
   }
   if (args.shares && args.d_row_stride != args.n) {
     return refuse(message, size, "d: expected contiguous rows where all ranks get them");
   }
-  if (args.shares && inbox > args.group.result_bytes) {
+  if (args.shares == FLUXGEN_TWO_SHOTS && inbox > args.group.result_bytes) {
     return refuse(message, size, "the rows of all ranks do not fit the workspace's result");
   }
   if (args.residual != nullptr &&
@@ -168,7 +171,7 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
                   "residual: expected null, or a 16-byte aligned address where all ranks get the rows");
   }
   int64_t const work = (args.rows * (args.n / 8) + kThreads - 1) / kThreads;
-  *prepared = {reduce_kernels()[args.dtype + 2 * args.shares],
+  *prepared = {reduce_kernels()[args.dtype + (args.shares ? 2 : 0)],
                block_count(args.blocks, args.drain ? kBlocksPerSmBesideCopies : kBlocksPerSm, work),
                kThreads, "reduce"};
   return FLUXGEN_OK;
@@ -183,7 +186,9 @@ inline int prepare(CollectArguments const& args, SupportLaunch* prepared, char*,
                block_count(reduce.blocks, kBlocksPerSm, work), kThreads, "collect"};
   return FLUXGEN_OK;
 }
-inline bool collects(fluxgen_reduce_args const& args) { return args.shares && args.group.world > 1; }
+inline bool collects(fluxgen_reduce_args const& args) {
+  return args.shares == FLUXGEN_TWO_SHOTS && args.group.world > 1;
+}
 
 // An SM divides its memory between L1 and shared memory as the kernels on it ask for, and kernels
 // that ask for different parts may not run beside each other. GEMMs take all as shared memory: so

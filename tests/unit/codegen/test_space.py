@@ -29,7 +29,7 @@ GOOD = KernelConfig(128, 128, 64, 2, 1, Schedule.PINGPONG)
 
 
 def test_the_space_holds_what_the_issue_names():
-    kernels = list(kernel_space(AG, H100))
+    kernels = [k for k in kernel_space(AG, H100) if k.schedule is not Schedule.FLAT]
     assert len(kernels) == len(set(kernels)) > 100
     assert {k.tile_m for k in kernels} == set(TILE_M)
     assert {k.tile_n for k in kernels} == set(TILE_N)

@@ -257,7 +257,10 @@ def test_an_invalid_record_is_never_written():
 def test_the_schema_lists_what_the_codec_reads():
     assert set(SCHEMA["properties"]) == set(record().to_dict())
     for name in ("problem", "kernel", "run", "environment"):
-        assert set(SCHEMA["properties"][name]["properties"]) == set(record().to_dict()[name])
+        optional = {"split"} if name == "run" else set()
+        written = set(record().to_dict()[name])
+        assert set(SCHEMA["properties"][name]["properties"]) == written | optional
+        assert set(SCHEMA["properties"][name].get("required", written)) == written
     of = SCHEMA["properties"]
     for where, kind in [
         (of["problem"]["properties"]["op"], Op),

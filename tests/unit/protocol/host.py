@@ -40,6 +40,7 @@ def driver() -> ct.CDLL:
     )
     lib = ct.CDLL(str(out))
     lib.walk.restype = ct.c_int64
+    lib.walk_flat.restype = ct.c_int64
     lib.run_ranks.restype = ct.c_int64
     lib.expire.restype = ct.c_int64
     lib.layout.restype = ct.c_int64

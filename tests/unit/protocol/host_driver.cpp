@@ -9,6 +9,7 @@
 
 #include "fluxgen/abi.h"
 #include "fluxgen/calls.h"
+#include "fluxgen/flat_tiles.cuh"
 #include "fluxgen/protocol.cuh"
 #include "fluxgen/tile_order.cuh"
 
@@ -44,6 +45,35 @@ int64_t walk(int op, int world, int rank, int64_t tiles_m, int64_t tiles_n, int 
     }
   }
   return order.total;
+}
+
+// A flat walk: of every tile (m, n, tokens, first rank, rank behind the last); then of every rank the
+// tiles that hold its rows. Returns the tiles.
+int64_t walk_flat(int world, int64_t rows, int64_t n, int tile_m, int tile_n, int one_shot,
+                  int32_t* out, uint32_t* counts) {
+  fluxgen_gemm_args args{};
+  args.group.world = world;
+  args.rows = rows;
+  args.n = n;
+  args.one_shot = one_shot;
+  FlatTiles const tiles = make_flat_tiles(args, tile_m, tile_n);
+  int32_t const total = tiles.tiles_m * tiles.tiles_n;
+  for (int32_t i = 0; out != nullptr && i < total; ++i) {
+    flat_tile_at(tiles, i, out, out + 1);
+    Ranks const ranks = ranks_of(tiles, out[0]);
+    out[2] = flat_tile_tokens(tiles, out[0]);
+    out[3] = ranks.first;
+    out[4] = ranks.end;
+    out += 5;
+  }
+  for (int rank = 0; counts != nullptr && rank < world; ++rank) {
+    counts[rank] = tiles_of(tiles, rank);
+  }
+  return total;
+}
+
+int32_t split_at(int32_t steps, int32_t part, int32_t parts) {
+  return split_begin(steps, part, parts);
 }
 
 int reached(uint32_t seen, uint32_t expected) { return epoch_reached(seen, expected); }
@@ -87,6 +117,8 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_gemm_args, ends_call)
   FLUXGEN_OFFSET(fluxgen_gemm_args, cut)
   FLUXGEN_OFFSET(fluxgen_gemm_args, drain)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, split)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, one_shot)
   FLUXGEN_OFFSET(fluxgen_group, stage_bytes)
   FLUXGEN_OFFSET(fluxgen_group, gathered_bytes)
   FLUXGEN_OFFSET(fluxgen_group, drained_bytes)
@@ -112,6 +144,7 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_scatter_call, copy)
   FLUXGEN_OFFSET(fluxgen_scatter_call, graphs)
   FLUXGEN_OFFSET(fluxgen_kernel_info, b_transposed)
+  FLUXGEN_OFFSET(fluxgen_kernel_info, flat)
   return size_t(-1);
 }
 

@@ -71,6 +71,8 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_gemm_args", "ends_call"),
         ("fluxgen_gemm_args", "cut"),
         ("fluxgen_gemm_args", "drain"),
+        ("fluxgen_gemm_args", "split"),
+        ("fluxgen_gemm_args", "one_shot"),
         ("fluxgen_group", "stage_bytes"),
         ("fluxgen_group", "gathered_bytes"),
         ("fluxgen_group", "drained_bytes"),
@@ -96,6 +98,7 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_scatter_call", "copy"),
         ("fluxgen_scatter_call", "graphs"),
         ("fluxgen_kernel_info", "b_transposed"),
+        ("fluxgen_kernel_info", "flat"),
     ]:
         ours = getattr(abi.STRUCTS[struct], field).offset
         assert driver().offset_of(f"{struct}.{field}".encode()) == ours, f"{struct}.{field}"

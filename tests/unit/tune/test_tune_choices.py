@@ -77,6 +77,7 @@ def test_tiles_taller_than_a_slab_are_candidates_with_a_span_only(op: str) -> No
     for span in candidates.choices["span"]:
         for groups in candidates.choices["groups"]:
             params = {"kernel": tall.name, "groups": groups, "panel": 4, "cut": "m1", "span": span}
+            params["split"] = 1
             kernel, run = candidates.decode(params)
             assert (kernel, run.span) == (tall, 2)
             assert why_illegal(candidates.problem, TOPOLOGIES[8], kernel, run) is None

@@ -1,0 +1,187 @@
+"""Flat kernels on one GPU: tiles of all ranks' rows, K split over clusters, bit-exact."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fluxgen.codegen.flat import SPLITS  # noqa: E402
+from fluxgen.core.config import RunConfig, Transport  # noqa: E402
+from fluxgen.core.errors import KernelError  # noqa: E402
+from fluxgen.core.problem import Op, Problem, ceil_div  # noqa: E402
+from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
+from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
+from tests.gpu.test_fused import (  # noqa: E402
+    all_rows,
+    check,
+    expected,
+    integers,
+    operands,
+    shared,
+)
+
+FLAT = sorted(name for name in compiled_kernels() if "_flat_" in name)
+GATHERS = (
+    Transport.SM_COPY, Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL,
+    Transport.COPY_ENGINE_RING,
+)  # fmt: skip
+
+
+def flat_run(problem: Problem, split: int, transport: Transport | None = None) -> RunConfig:
+    usual = Transport.SM_COPY if problem.op is Op.AG_GEMM else Transport.PEER_STORE
+    return RunConfig(
+        (problem.tp,), transport=transport or usual, span=problem.tp, split=split
+    )
+
+
+def splits_of(kernel, k: int) -> list[int]:
+    return [split for split in SPLITS if split <= ceil_div(k, kernel.kernel.tile_k)]
+
+
+SIZES = [(1, 8, 8), (1, 136, 1032), (2, 264, 4096), (3, 1368, 360), (7, 72, 520), (16, 768, 2048),
+         (37, 120, 72), (64, 2112, 1000)]  # fmt: skip
+"""(rows of a rank, n, k): odd sizes, tails of every tile, fewer steps of k than parts."""
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("name", FLAT)
+def test_exact_for_every_world(name: str, world: int) -> None:
+    kernel = load_kernel(name)
+    rng = random.Random(f"{name}/{world}")
+    problems = [Problem(kernel.signature, r * world, n, k, world) for r, n, k in SIZES]
+    group = LocalGroup.for_problems(load_support(), *problems)
+    for problem in problems:
+        splits = splits_of(kernel, problem.k)
+        for split in {splits[-1], rng.choice(splits)}:
+            check(group, kernel, problem, flat_run(problem, split))
+        if problem.op is Op.AG_GEMM:
+            check(group, kernel, problem, flat_run(problem, splits[0], rng.choice(GATHERS)))
+
+
+@pytest.mark.parametrize("op", ["ag_gemm_bf16_sm90_16x64", "gemm_rs_bf16_sm90_16x64"])
+def test_every_split_of_many_tiles(op: str) -> None:
+    """More tiles than clusters: barriers and stages go round, shared memory is used again."""
+    kernel = load_kernel(next(name for name in FLAT if name.startswith(op)))
+    world, tile_k, stages = 2, kernel.kernel.tile_k, kernel.info.stages
+    depths = (8, stages - 1, stages, stages + 1, 3 * stages + 1)
+    problems = [Problem(kernel.signature, 40, 64 * 150 - 8, d * tile_k, world) for d in depths]
+    group = LocalGroup.for_problems(load_support(), *problems)
+    for problem in problems:
+        for split in splits_of(kernel, problem.k):
+            check(group, kernel, problem, flat_run(problem, split))
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_delayed_rank_and_back_to_back(world: int) -> None:
+    """Flat and tiled calls in turn on one workspace, new data each call, each rank late in turn."""
+    names = [
+        "ag_gemm_bf16_sm90_32x64x128_1x1_flat_auto", "gemm_rs_bf16_sm90_32x64x128_1x1_flat_auto",
+    ]  # fmt: skip
+    pair = [load_kernel(name) for name in names]
+    problems = [Problem(kernel.signature, 5 * world, 264, 1032, world) for kernel in pair]
+    group = LocalGroup.for_problems(load_support(), *problems)
+    data = [[operands(problem) for problem in problems] for _ in range(8)]
+    torch.cuda.synchronize()
+    for repeat, batch in enumerate(data):
+        late = repeat % world
+        for kernel, problem, (left, weights, out) in zip(pair, problems, batch, strict=True):
+            group.run(
+                kernel, problem, flat_run(problem, SPLITS[repeat % 4]), left, weights, out,
+                delay=lambda r, late=late: torch.cuda._sleep(3_000_000) if r == late else None,
+            )  # fmt: skip
+    group.synchronize()
+    for repeat, batch in enumerate(data):
+        for problem, (left, weights, out) in zip(problems, batch, strict=True):
+            for got, want in zip(out, expected(problem, left, weights), strict=True):
+                assert torch.equal(got, want), f"{problem.key} round {repeat}"
+
+
+REDUCES = [name for name in FLAT if name.startswith("gemm_rs")]
+
+
+def as_all_reduce(kernel, m: int, n: int, k: int, world: int) -> Problem:
+    return Problem(replace(kernel.signature, op=Op.GEMM_AR), m, n, k, world)
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("name", REDUCES)
+def test_all_reduce_in_one_shot_and_in_two(name: str, world: int) -> None:
+    """In one shot of any number of rows, one among them."""
+    kernel = load_kernel(name)
+    dtype = getattr(torch, kernel.signature.dtype.torch_name)
+    sizes = [(1, 136, 1032), (world, 264, 4096), (2 * world + 1, 1368, 360), (37, 768, 520)]
+    problems = [as_all_reduce(kernel, m, n, k, world) for m, n, k in sizes]
+    group = LocalGroup.for_problems(load_support(), *problems)
+    for i, problem in enumerate(problems):
+        for by in (Transport.PEER_BROADCAST, Transport.PEER_STORE):
+            if by is Transport.PEER_STORE and problem.m % world:
+                continue
+            left = [integers(problem.m, problem.k, dtype=dtype) for _ in range(world)]
+            weights = operands(problem)[1]
+            residual = integers(problem.m, problem.n, dtype=dtype) if i % 2 else None
+            out = all_rows(problem)
+            run = flat_run(problem, splits_of(kernel, problem.k)[-1], by)
+            torch.cuda.synchronize()
+            group.run(kernel, problem, run, left, weights, out, residual=residual)
+            group.synchronize()
+            want = shared(problem, left, weights, residual)
+            for rank, got in enumerate(out):
+                assert torch.equal(got, want), f"{problem.key} {by} rank {rank}"
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_all_kinds_of_call_in_turn(world: int) -> None:
+    """1,000 calls of different ops on one workspace, each rank late in turn."""
+    gather = load_kernel("ag_gemm_bf16_sm90_16x64x128_1x1_flat_auto")
+    reduce = load_kernel("gemm_rs_bf16_sm90_16x64x128_1x1_flat_auto")
+    kinds = [
+        (gather, Problem(gather.signature, 2 * world, 264, 1032, world), Transport.SM_COPY),
+        (reduce, Problem(reduce.signature, 2 * world, 1368, 520, world), Transport.PEER_STORE),
+        (reduce, as_all_reduce(reduce, 3, 1368, 520, world), Transport.PEER_BROADCAST),
+        (reduce, as_all_reduce(reduce, 3 * world, 264, 1032, world), Transport.PEER_STORE),
+    ]
+    group = LocalGroup.for_problems(load_support(), *(problem for _, problem, _ in kinds))
+    rng = random.Random(world)
+    for batch in range(25):
+        calls = [kinds[rng.randrange(len(kinds))] for _ in range(40)]
+        data = []
+        for _, problem, _ in calls:
+            left, weights, out = operands(problem)
+            if problem.op is Op.GEMM_AR:
+                out = all_rows(problem)
+            data.append((left, weights, out))
+        torch.cuda.synchronize()
+        for i, ((kernel, problem, by), (left, weights, out)) in enumerate(
+            zip(calls, data, strict=True)
+        ):
+            late = i % world if i % 8 == 0 else -1
+            group.run(
+                kernel, problem, flat_run(problem, SPLITS[i % 3], by), left, weights, out,
+                delay=lambda r, late=late: torch.cuda._sleep(300_000) if r == late else None,
+            )  # fmt: skip
+        group.synchronize()
+        for i, ((_, problem, _), (left, weights, out)) in enumerate(zip(calls, data, strict=True)):
+            want = (
+                [shared(problem, left, weights, None)] * world if problem.op is Op.GEMM_AR
+                else expected(problem, left, weights)
+            )  # fmt: skip
+            for rank in range(world):
+                assert torch.equal(out[rank], want[rank]), f"batch {batch} call {i} rank {rank}"
+
+
+def test_what_a_flat_kernel_refuses() -> None:
+    kernel = load_kernel("gemm_rs_bf16_sm90_32x64x128_1x1_flat_auto")
+    problem = Problem(kernel.signature, 8, 64, 256, 2)
+    group = LocalGroup.for_problems(load_support(), problem)
+    left, weights, out = operands(problem)
+    for run in (
+        flat_run(problem, 4),  # of two tiles of k
+        flat_run(problem, 3),
+        RunConfig((1, 1), transport=Transport.PEER_STORE),
+    ):
+        with pytest.raises(KernelError):
+            group.run(kernel, problem, run, left, weights, out)

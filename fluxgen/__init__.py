@@ -16,7 +16,9 @@ __all__ = ["__version__", "lookup"]
 
 _NEED_TORCH = {
     "all_gather_matmul": "fluxgen.runtime.ops",
+    "all_to_all_matmul": "fluxgen.runtime.all_to_all",
     "matmul_all_reduce": "fluxgen.runtime.all_reduce",
+    "matmul_all_to_all": "fluxgen.runtime.all_to_all",
     "matmul_reduce_scatter": "fluxgen.runtime.ops",
     "explain": "fluxgen.runtime.dispatch",
     "strict": "fluxgen.runtime.dispatch",

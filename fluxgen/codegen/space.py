@@ -187,9 +187,9 @@ def _why_illegal_tiles(
         return f"span {run.span} does not divide the {world} ranks and every group {run.groups}"
     if run.transport is Transport.PEER_BROADCAST:
         return "transport peer_broadcast: only flat kernels store to all ranks; use peer_store"
-    if run.span > 1 and problem.op.reduces and run.chunks > 1:
+    if run.span > 1 and problem.op.scatters and run.chunks > 1:
         return f"span {run.span}: {problem.op.value} then has one chunk, not {run.chunks}"
-    if run.span > 1 and problem.op.reduces and topology.gpu.cc == 90:
+    if run.span > 1 and problem.op.scatters and topology.gpu.cc == 90:
         unit = epilogue_tile(kernel)[0]
         if accumulator_registers(kernel) > MAX_SPAN_ACCUMULATORS:
             return f"span {run.span}: the subtile loop of gemm_rs spills on {kernel.name}"
@@ -207,7 +207,7 @@ def _why_illegal_tiles(
     if not 1 <= run.chunks <= MAX_CHUNKS:
         return f"chunks {run.chunks} is outside 1..{MAX_CHUNKS}"
     if run.chunk_axis is ChunkAxis.K:
-        if problem.op.reduces:
+        if problem.op.scatters:
             return f"chunk axis k: an output slab has no k; {problem.op.value} cuts rows"
         if run.chunks > ceil_div(problem.k, K_CHUNK_UNIT):
             return f"{run.chunks} k chunks of at least {K_CHUNK_UNIT} do not fit k={problem.k}"
@@ -220,9 +220,10 @@ def _why_illegal_tiles(
 
 
 def _why_illegal_transport(problem: Problem, topology: Topology, run: RunConfig) -> str | None:
-    if problem.op is Op.AG_GEMM and run.transport not in AG_TRANSPORTS:
-        valid = " or ".join(transport.value for transport in AG_TRANSPORTS)
-        return f"transport {run.transport.value} does not carry ag_gemm; use {valid}"
+    carriers = TRANSPORTS[problem.op]
+    if run.transport not in carriers:
+        valid = " or ".join(transport.value for transport in carriers)
+        return f"transport {run.transport.value} does not carry {problem.op.value}; use {valid}"
     if topology.link is LinkKind.HOST and run.transport not in HOST_TRANSPORTS:
         valid = ", ".join(transport.value for transport in HOST_TRANSPORTS)
         return (
@@ -238,10 +239,6 @@ def _why_illegal_transport(problem: Problem, topology: Topology, run: RunConfig)
         )
     if run.transport is Transport.SM_COPY and run.chunks > 1:
         return "chunks: the SM copy fills whole slabs before the GEMM starts; use 1"
-    carriers = RS_TRANSPORTS if problem.op is Op.GEMM_RS else AR_TRANSPORTS
-    if problem.op.reduces and run.transport not in carriers:
-        valid = " or ".join(transport.value for transport in carriers)
-        return f"transport {run.transport.value} does not carry {problem.op.value}; use {valid}"
     if problem.m % problem.tp and run.transport is not Transport.PEER_BROADCAST:
         return (
             f"m={problem.m} is not a multiple of tp={problem.tp}: only peer_broadcast reduces rows "
@@ -264,8 +261,14 @@ HOST_TRANSPORTS = (
 RS_TRANSPORTS = (Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN)
 """What carries gemm_rs."""
 
-AR_TRANSPORTS = (*RS_TRANSPORTS, Transport.PEER_BROADCAST)
-"""What carries gemm_ar."""
+TRANSPORTS = {
+    Op.AG_GEMM: AG_TRANSPORTS,
+    Op.A2A_GEMM: (Transport.COPY_ENGINE_PUSH,),
+    Op.GEMM_RS: RS_TRANSPORTS,
+    Op.GEMM_AR: (*RS_TRANSPORTS, Transport.PEER_BROADCAST),
+    Op.GEMM_A2A: RS_TRANSPORTS,
+}
+"""What carries each op."""
 
 
 K_CHUNKS = (2, 3, 4, 5)
@@ -286,10 +289,10 @@ def default_transport(signature: Signature, link: LinkKind) -> Transport:
     Over PCIe slabs are pulled and drained: what is measured there, with the host's memory as the
     peers, is a pull, and stores of a kernel back up into it.
     """
-    if signature.op.reduces:
+    if signature.op.scatters:
         drains = link is LinkKind.PCIE
         return Transport.COPY_ENGINE_DRAIN if drains else Transport.PEER_STORE
-    pulls = signature.return_gathered or link.over_pcie
+    pulls = signature.op is Op.AG_GEMM and (signature.return_gathered or link.over_pcie)
     return Transport.COPY_ENGINE_PULL if pulls else Transport.COPY_ENGINE_PUSH
 
 
@@ -314,7 +317,7 @@ def group_choices(op: Op, world: int) -> tuple[tuple[int, ...], ...]:
         shapes += [(1, half - 1, world - half), (1, 1, 2, world - 4)]
     if world > 3:
         shapes += [(world // 2, world - world // 2), (2,) * (world // 2) + (1,) * (world % 2)]
-    if op.reduces:
+    if op.scatters:
         shapes = [shape[::-1] for shape in shapes]
     return tuple(dict.fromkeys(shapes))
 
@@ -334,7 +337,9 @@ def span_choices(problem: Problem, kernel: KernelConfig) -> tuple[int, ...]:
 
 
 _FLAT_TRANSPORTS = {
+    Op.A2A_GEMM: (Transport.COPY_ENGINE_PUSH,),
     Op.GEMM_RS: (Transport.PEER_STORE,),
+    Op.GEMM_A2A: (Transport.PEER_STORE,),
     Op.GEMM_AR: (Transport.PEER_BROADCAST, Transport.PEER_STORE),
 }
 
@@ -357,7 +362,7 @@ def _proposed_runs(
         return
     groupings, spans = group_choices(problem.op, problem.tp), span_choices(problem, kernel)
     cuts = [(ChunkAxis.M, chunks) for chunks in (1, 2, 4, 8)]
-    if problem.op is Op.AG_GEMM:
+    if problem.op.gathers:
         cuts += [(ChunkAxis.K, chunks) for chunks in K_CHUNKS]
     for groups, panel, (axis, chunks), span in product(groupings, PANELS, cuts, spans):
         yield RunConfig(groups, panel, axis, chunks, 0, transport, span)

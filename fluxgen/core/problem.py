@@ -6,6 +6,8 @@ those of the *local* GEMM.
 * ``ag_gemm``: A (m/tp, k) is gathered to (m, k); B is (n, k); D is (m, n).
 * ``gemm_rs``: A (m, k) times B (n, k) gives a partial (m, n), reduced to D (m/tp, n).
 * ``gemm_ar``: the same, reduced to D (m, n) on every rank; tp need not divide m.
+* ``a2a_gemm``: the j-th m/tp rows of A (m, k) go to rank j; what a rank gets is multiplied.
+* ``gemm_a2a``: A (m, k) is multiplied; the j-th m/tp rows of the product go to rank j.
 """
 
 from __future__ import annotations
@@ -30,16 +32,23 @@ class Op(str, enum.Enum):
     AG_GEMM = "ag_gemm"
     GEMM_RS = "gemm_rs"
     GEMM_AR = "gemm_ar"
+    A2A_GEMM = "a2a_gemm"
+    GEMM_A2A = "gemm_a2a"
 
     @property
-    def reduces(self) -> bool:
-        """Whether partial results of all ranks are added up, behind the GEMM."""
-        return self is not Op.AG_GEMM
+    def gathers(self) -> bool:
+        """Whether slabs of A come in before the GEMM; else slabs of D go out behind it."""
+        return self in (Op.AG_GEMM, Op.A2A_GEMM)
+
+    @property
+    def scatters(self) -> bool:
+        """Whether slabs of D go out behind the GEMM."""
+        return not self.gathers
 
     @property
     def compiled(self) -> Op:
-        """The op whose GEMM it runs: an all-reduce has that of a gemm_rs."""
-        return Op.GEMM_RS if self is Op.GEMM_AR else self
+        """The op whose GEMM it runs: what follows, and who sends which rows, is not compiled in."""
+        return Op.AG_GEMM if self.gathers else Op.GEMM_RS
 
     @classmethod
     def parse(cls, text: str) -> Op:
@@ -176,9 +185,9 @@ class Problem:
 
     @property
     def comm_bytes(self) -> float:
-        """Bytes one rank receives from others: (tp-1)/tp of A (AG), of the partial D (RS), or of
-        that and then of D (AR)."""
-        if self.op is Op.AG_GEMM:
+        """Bytes one rank receives from others: (tp-1)/tp of A or of the partial D, and in an
+        all-reduce then of D."""
+        if self.op.gathers:
             whole = self.m * self.k * self.signature.dtype.bytes
         else:
             shots = 2 if self.op is Op.GEMM_AR else 1

@@ -92,9 +92,9 @@ SPLIT_K_GBS = 0.5
 """Share of memory bandwidth that cuBLAS's split-K partial sums (fp32, written and read) reach."""
 
 FLAT_SM_GBS = 70.0
-"""What one SM takes in of a flat kernel's stages, GB/s. Fitted to the two best runs of the five best
-kernels of 84 problems of m = 8 to 512 (H200, 2026-12-03): the model is 3 % short of them, with a
-spread of 19 %."""
+"""What one SM takes in of a flat kernel's stages, GB/s. Fitted to the two best runs of the five
+best kernels of 84 problems of m = 8 to 512 (H200, 2026-12-03): the model is 3 % short of them, with
+a spread of 19 %."""
 
 FLAT_SPLIT_US = 2.0
 """Parts of K: the barrier of a cluster and the reads of the others' parts (same points)."""

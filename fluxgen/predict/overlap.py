@@ -63,7 +63,7 @@ def predict(
     gemm = fused_gemm(problem, topology, kernel, run)
     fixed = c.LAUNCH_US + (c.FUSED_FIXED_US if problem.tp > 1 else 0.0)
     reduce_us = 0.0
-    if problem.op is Op.AG_GEMM:
+    if problem.op.gathers:
         body, comm = _gather_timeline(problem, topology, gemm, kernel, run)
     else:
         body, comm, reduce_us = _scatter_timeline(problem, topology, gemm, run)
@@ -86,7 +86,7 @@ def fused_gemm(
 ) -> GemmTime:
     """The GEMM of a fused call with all its data present; its slabs are those of ``run.span``."""
     span, element = run.span, problem.signature.dtype.bytes
-    signal_us = c.SIGNAL_US if problem.op.reduces and problem.tp > 1 else 0.0
+    signal_us = c.SIGNAL_US if problem.op.scatters and problem.tp > 1 else 0.0
     if kernel.schedule is Schedule.FLAT:
         return flat_gemm_time(
             problem.m, problem.n, problem.k, run.split, kernel, topology.gpu, element, signal_us
@@ -221,7 +221,7 @@ def _scatter_timeline(
             gemm.wave_us + comm, gemm.wave_us * waves + burst, body * remote / grid.total
         )
     read = problem.tp * rows * out_bytes
-    moved = read + rows * out_bytes
+    moved = read + (read if problem.op is Op.GEMM_A2A else rows * out_bytes)
     stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
     fixed = c.SCATTER_FIXED_US + c.LAUNCH_US
     if topology.link is LinkKind.HOST:  # read back over PCIe, once all has been stored

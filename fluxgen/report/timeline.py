@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Problem
 from fluxgen.core.topology import Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict import predict, predict_baseline
@@ -74,7 +74,7 @@ def unfused_timeline(problem: Problem, topology: Topology) -> Timeline:
     found = predict_baseline(problem, topology)
     spans, now = [], 0.0
     parts = [("copy", "collective", LINK, found.comm_us), ("gemm", "GEMM", LIBRARY, found.gemm_us)]
-    for kind, name, track, took in parts if problem.op is Op.AG_GEMM else reversed(parts):
+    for kind, name, track, took in parts if problem.op.gathers else reversed(parts):
         spans.append(Span(track, name, kind, now, now + took))
         now += took
     return Timeline(tuple(spans), now, found.gemm_us)
@@ -92,7 +92,7 @@ def fused_timeline(
     gemm = fused_gemm(problem, topology, kernel, run)
     grid = gemm.grid
     tile_us = (gemm.time_us - gemm.once_us) / grid.waves
-    gathers = problem.op is Op.AG_GEMM and problem.tp > 1
+    gathers = problem.op.gathers and problem.tp > 1
     spans: list[Span] = []
     arrived: dict[tuple[int, int], float] = {}
     shares = run.shares if run.chunk_axis is ChunkAxis.K else (1.0,)
@@ -117,7 +117,7 @@ def fused_timeline(
         free[slot] = now
         ended.append((now, last))
     end = max(free) + gemm.once_us
-    if problem.op.reduces and problem.tp > 1:
+    if problem.op.scatters and problem.tp > 1:
         end = _drain(problem, topology, run, ended, end, spans)
     return Timeline(tuple(spans), end, gemm.time_us)
 

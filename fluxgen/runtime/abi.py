@@ -44,8 +44,8 @@ B_LAYOUTS = {"nk": 0, "kn": 1}
 CHUNK_AXES = {"m": 0, "k": 1}
 PULL, PUSH, DRAIN, RING = 0, 1, 2, 3
 """``enum fluxgen_copies``."""
-TWO_SHOTS, ONE_SHOT = 1, 2
-"""``ReduceArgs.shares`` of an all-reduce."""
+TWO_SHOTS, ONE_SHOT, EXCHANGE = 1, 2, 3
+"""``enum fluxgen_shares``."""
 
 
 class _Struct(ct.Structure):
@@ -182,6 +182,7 @@ class CopyArgs(_Struct):
         ("gathered", ct.c_void_p),
         ("x", ct.c_void_p),
         ("row_stride_bytes", ct.c_int64),
+        ("x_step_bytes", ct.c_int64),
         ("rows", ct.c_int64),
         ("row_bytes", ct.c_int64),
         ("chunk_size", ct.c_int64),

@@ -40,7 +40,7 @@ def gemm_args(
         args.groups[i] = size
     args.panel, args.span, args.sms = run.panel, run.span, run.sms
     args.split = run.split
-    if problem.op is Op.AG_GEMM:
+    if problem.op.gathers:
         args.ends_call, args.cut = 1, run.cut
         args.group.timeout_ns = int(group.timeout_ns * PATIENCE)
     else:
@@ -59,7 +59,9 @@ def reduce_args(
     args.chunk_rows = chunk_size(problem, kernel, run)
     args.dtype = abi.DTYPES[problem.signature.dtype.value]
     args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
-    if problem.op is Op.GEMM_AR:
+    if problem.op is Op.GEMM_A2A:
+        args.shares = abi.EXCHANGE
+    elif problem.op is Op.GEMM_AR:
         args.shares = abi.TWO_SHOTS
         if run.transport is Transport.PEER_BROADCAST:
             args.rows, args.shares = problem.m, abi.ONE_SHOT
@@ -71,7 +73,7 @@ def copy_args(
 ) -> abi.CopyArgs:
     """A copy-engine transport; of an ag_gemm but for the addresses of its operands."""
     size, item = chunk_size(problem, kernel, run), problem.signature.dtype.bytes
-    columns = problem.k if problem.op is Op.AG_GEMM else problem.n
+    columns = problem.k if problem.op.gathers else problem.n
     return abi.CopyArgs(
         group=group,
         row_stride_bytes=columns * item,

@@ -23,7 +23,7 @@ from types import TracebackType
 
 import torch
 
-from fluxgen.codegen.space import why_illegal
+from fluxgen.codegen.space import TRANSPORTS, why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import FluxgenError, UnsupportedError
@@ -291,7 +291,7 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
     if call.op is not Op.GEMM_AR and call.sizes and call.sizes[call.cut] % call.tp:
         reason = f"{call.tp} ranks do not divide {call.sizes[call.cut]} rows evenly"
         return Cause.UNEVEN, reason, None
-    if call.bias == "partial":
+    if call.bias == "partial":  # and of a gemm_a2a, whose sources have their own
         return Cause.BIAS, "no kernel adds a bias before the reduction (bias_mode='partial')", None
     try:
         dtype = DType.parse(str(call.dtype))
@@ -318,7 +318,8 @@ def _look_up(call: Call, dtype: DType, topology: Topology) -> LookupResult:
     """The record of the call's own signature, else of a near one.
 
     The layout of the weight and whether the gathered x is returned hardly change what is best, and
-    models are tuned without them. What is best for a gemm_rs is not bad for an all-reduce, either.
+    models are tuned without them. What is best for an ag_gemm or a gemm_rs is not bad for the
+    others that its kernel serves, either.
     """
     plain = Signature.of(call.op, dtype)
     near = [
@@ -345,6 +346,8 @@ def _winner(
     if call.return_gathered and run.transport.pushes:
         # A near record's: peers push into the workspace, of which nothing is given away.
         run = replace(run, transport=Transport.COPY_ENGINE_PULL)
+    if run.transport not in TRANSPORTS[call.op]:  # an ag_gemm's, for an a2a_gemm
+        run = replace(run, transport=TRANSPORTS[call.op][0])
     problems, artefacts = [], []
     for n, layout in zip(call.ns, call.layouts, strict=True):
         problem = Problem(replace(plain, b_layout=layout), call.m, n, call.k, call.tp)

@@ -24,6 +24,7 @@ from fluxgen.runtime.dispatch import warn_once
 __all__ = [
     "all_gather",
     "all_gather_matmul",
+    "all_to_all",
     "equal_parts",
     "linear",
     "matmul_all_reduce",
@@ -144,6 +145,26 @@ def reduce_scatter(
         if reduce_op == "avg":
             out.div_(world)
     return out[:part].movedim(0, dim)
+
+
+def all_to_all(
+    x: torch.Tensor,
+    group: dist.ProcessGroup,
+    outs: Sequence[int] | None,
+    ins: Sequence[int] | None,
+) -> torch.Tensor:
+    """Rows of dim 0, ``ins[j]`` of them for rank j, for ``outs[j]`` of its; None: equal parts."""
+    x = x.contiguous()
+    rows = x.shape[0] if outs is None else sum(outs)
+    out = x.new_empty((rows, *x.shape[1:]))
+    if group.size() == 1:
+        return out.copy_(x)
+    # Each rank knows its own sizes only: whether all have nothing to send, none can tell.
+    dist.all_to_all_single(
+        out, x, None if outs is None else list(outs), None if ins is None else list(ins),
+        group=group,
+    )  # fmt: skip
+    return out
 
 
 def equal_parts(rows: torch.Tensor, world: int) -> torch.Tensor:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 import torch
 
 from fluxgen.core.errors import CommTimeout
-from fluxgen.core.problem import Op
 from fluxgen.runtime import kernels
 from fluxgen.runtime.dispatch import Winner
 from fluxgen.runtime.hosted import HostPart
@@ -199,6 +198,6 @@ def _needs(winner: Winner) -> tuple[Sizes, int]:
     """Sizes of the workspace and bytes of scratch that a call needs; the least that there is."""
     first, transport = winner.problems[0], winner.run.transport
     least = Sizes(stage=aligned(1), half=aligned(1))
-    scratched = first.op is Op.AG_GEMM and not transport.pushes
+    scratched = first.op.gathers and not transport.pushes
     needed = least | sizes(first, transport)
     return needed, first.m * first.k * ITEM if scratched else 0

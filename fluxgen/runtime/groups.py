@@ -36,6 +36,7 @@ MAX_ENTRIES = 16384
 
 _COLLECTIVES = {
     Op.AG_GEMM: "all_gather", Op.GEMM_RS: "reduce_scatter", Op.GEMM_AR: "all_reduce",
+    Op.A2A_GEMM: "all_to_all", Op.GEMM_A2A: "all_to_all",
 }  # fmt: skip
 _NEVER_FUSED = (Cause.NO_GPU, Cause.DTYPE, Cause.DEVICE, Cause.NOTHING_TO_DO)
 
@@ -114,7 +115,7 @@ class GroupState:
             return self._keep(key, Entry(decision))
         shared = (
             call.op, call.dtype, call.device.type, call.sizes, call.cut, call.bias,
-            call.reduce_op, len(call.ns), call.ns[0] if call.op.reduces else call.k,
+            call.reduce_op, len(call.ns), call.ns[0] if call.op.scatters else call.k,
             call.residual,
         )  # fmt: skip
         hopeless = decision.cause in _NEVER_FUSED
@@ -157,7 +158,7 @@ class GroupState:
         if self._ledger is None:
             self._meet(call)
         assert self._ledger is not None
-        gathers = call.op is Op.AG_GEMM
+        gathers = call.op.gathers
         elsewhere = decision.path == "fused" and self._on_another_gpu(call)
         common = {
             "dtype": str(call.dtype),

@@ -83,9 +83,10 @@ class LocalGroup:
         needed = Sizes()
         for problem in problems:
             needed |= sizes(problem, *Transport)
-            if problem.op is Op.GEMM_RS:  # and for the same as an all-reduce
-                shared = replace(problem.signature, op=Op.GEMM_AR)
-                needed |= sizes(replace(problem, signature=shared), *Transport)
+            for op in Op:  # and for the others that its kernel serves
+                if op.compiled is problem.op.compiled:
+                    served = replace(problem.signature, op=op)
+                    needed |= sizes(replace(problem, signature=served), *Transport)
         return cls(problems[0].tp, support, needed, timeout_s, in_host)
 
     def _gemm_args(
@@ -106,12 +107,19 @@ class LocalGroup:
         delay: Callable[[int], None] | None = None,
     ) -> None:
         """Queue one ag_gemm on every rank: x[r] (m/tp, k), b[r] (n, k), or the
-        transpose of a (k, n), -> d[r] (m, n).
+        transpose of a (k, n), -> d[r] (m, n). Of an a2a_gemm x[r] is (m, k).
 
         ``delay(rank)`` may queue work on the current stream before that rank starts.
         """
         dtype = getattr(torch, problem.signature.dtype.torch_name)
         row_bytes = problem.k * dtype.itemsize
+        exchanges = problem.op is Op.A2A_GEMM
+        # Addresses of the own slabs, and from one peer's part of x to the next one's.
+        own: list[int] = []
+        step: list[int] = []
+        for rank, each in enumerate(x):
+            step.append(problem.m_local * each.stride(0) * dtype.itemsize if exchanges else 0)
+            own.append(each.data_ptr() + rank * step[rank])
         copies, pushes = run.transport.copies, run.transport.pushes
         gathered = []
         # All ranks begin before any waits: whatever the host has to load or allocate for a launch
@@ -134,7 +142,7 @@ class LocalGroup:
             self.support.begin(
                 abi.BeginArgs(
                     group=self.groups[rank],
-                    x=x[rank].data_ptr(),
+                    x=own[rank],
                     rows=problem.m_local,
                     row_bytes=row_bytes,
                     row_stride_bytes=x[rank].stride(0) * dtype.itemsize,
@@ -151,11 +159,12 @@ class LocalGroup:
                 copy = copy_args(self.groups[rank], problem, kernel.kernel, run)
                 copy.gathered, copy.x = gathered[rank].data_ptr(), x[rank].data_ptr()
                 copy.row_stride_bytes = x[rank].stride(0) * dtype.itemsize
+                copy.x_step_bytes = step[rank]
                 self._copy(copy, rank, self.streams[rank])
         for rank in range(self.world):
             args = self._gemm_args(rank, problem, kernel.kernel, run)
             args.a, args.a_row_stride = gathered[rank].data_ptr(), problem.k
-            args.own, args.own_row_stride = x[rank].data_ptr(), x[rank].stride(0)
+            args.own, args.own_row_stride = own[rank], x[rank].stride(0)
             args.b, args.b_row_stride = b[rank].data_ptr(), row_stride(b[rank])
             args.d, args.d_row_stride = d[rank].data_ptr(), d[rank].stride(0)
             kernel.launch(args, self.streams[rank].cuda_stream)
@@ -180,7 +189,7 @@ class LocalGroup:
     ) -> None:
         """Queue one gemm_rs on every rank: a[r] (m, k), b[r] as in ag_gemm -> d[r] (m/tp, n).
 
-        Of a gemm_ar d[r], and the residual if there is one, are (m, n).
+        Of a gemm_ar d[r], and the residual if there is one, are (m, n); so is d[r] of a gemm_a2a.
         """
         drains = run.transport is Transport.COPY_ENGINE_DRAIN
         for rank in range(self.world):
@@ -208,8 +217,9 @@ class LocalGroup:
     def run(
         self, kernel: FusedKernel, problem: Problem, run: RunConfig, *operands: Any, **kw: Any
     ) -> None:
-        """Queue the op of ``problem``; see :meth:`ag_gemm` and :meth:`gemm_rs`."""
-        call = self.ag_gemm if problem.op is Op.AG_GEMM else self.gemm_rs
+        """Queue the op of ``problem``; see :meth:`ag_gemm` and :meth:`gemm_rs`, which also queue
+        what else their kernels serve."""
+        call = self.ag_gemm if problem.op.gathers else self.gemm_rs
         call(kernel, problem, run, *operands, **kw)
 
     def synchronize(self) -> None:

@@ -134,7 +134,7 @@ class _Run:
 
 
 class GatherRun(_Run):
-    """ag_gemm."""
+    """ag_gemm and a2a_gemm."""
 
     def _build(self, group: abi.Group) -> None:
         winner, first, fused = self.winner, self.first, self.fused
@@ -146,7 +146,7 @@ class GatherRun(_Run):
         )  # fmt: skip
         self._copy = copy_args(group, first, winner.kernel, winner.run) if by_copies else None
         self._pushed = self._copy if pushes else None
-        self._gathered = 0
+        self._rank, self._gathered, self._own = group.rank, 0, 0
         self._spans = winner.run.span > 1  # tiles of the own slab hold rows of others too
         self._outs = []  # of each weight: the arguments, size and strides of the output
         self._gemms = (abi.GemmCall * len(winner.problems))()
@@ -244,11 +244,12 @@ class GatherRun(_Run):
             self._gather_into(address)
         if strides != self._strides:
             self._set_strides(strides)
-        begin.x, begin.keep = x, return_gathered or self._spans
+        own = x + self._own  # of an a2a_gemm this rank's rows of x are the own slab
+        begin.x, begin.keep = own, return_gathered or self._spans
         outs = []
         for i, (args, size, stride) in enumerate(self._outs):
             out = fused.empty(size, stride, self.dtype)
-            args.own, args.b, args.d = x, weights[i], out.data_ptr()
+            args.own, args.b, args.d = own, weights[i], out.data_ptr()
             outs.append(out)
         if capturing is not self._direct:
             self._launch_one_by_one(capturing)
@@ -269,13 +270,17 @@ class GatherRun(_Run):
         self._begin.row_stride_bytes = strides[0] * ITEM
         if self._pushed is not None:
             self._pushed.row_stride_bytes = strides[0] * ITEM
+        if self.first.op is Op.A2A_GEMM:
+            assert self._pushed is not None
+            self._pushed.x_step_bytes = self.first.m_local * strides[0] * ITEM
+            self._own = self._rank * self._pushed.x_step_bytes
         for (args, _, _), stride in zip(self._outs, strides[1:], strict=True):
             args.own_row_stride, args.b_row_stride = strides[0], stride
         self._strides = strides
 
 
 class ScatterRun(_Run):
-    """gemm_rs and gemm_ar."""
+    """gemm_rs, gemm_ar and gemm_a2a."""
 
     def __init__(self, fused: Fused, call: Call, decision: Decision) -> None:
         super().__init__(fused, call, decision)
@@ -305,7 +310,8 @@ class ScatterRun(_Run):
         bias: torch.Tensor | None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``scale * (this rank's part of the sum over ranks of x @ w.T) + bias``.
+        """``scale * (this rank's part of the sum over ranks of x @ w.T) + bias``; or that part of
+        each rank's, one behind the other.
 
         Summed in fp32 in rank order and rounded once: the same bits on every run. Of an all-reduce
         all rows, with the same bits on every rank.
@@ -370,7 +376,7 @@ class ScatterRun(_Run):
 
 def run_of(fused: Fused, call: Call, decision: Decision) -> GatherRun | ScatterRun:
     """The launches of a call that has been agreed on and prepared."""
-    kind = GatherRun if call.op is Op.AG_GEMM else ScatterRun
+    kind = GatherRun if call.op.gathers else ScatterRun
     return kind(fused, call, decision)
 
 

@@ -84,7 +84,7 @@ def sizes(problem: Problem, *transports: Transport) -> Sizes:
     Raises:
         UsageError: the workspace would exceed ``MAX_WORKSPACE_BYTES``.
     """
-    if problem.op.reduces:
+    if problem.op.scatters:
         row = problem.n * problem.signature.out_dtype.bytes
         whole = aligned(problem.tp * problem.m_local * row)
         drains = [t is Transport.COPY_ENGINE_DRAIN for t in transports]

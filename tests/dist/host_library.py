@@ -79,9 +79,17 @@ class Support:
         else:
             assert slab <= begin.group.stage_bytes
         x = matrix(begin.x, begin.rows, columns, begin.row_stride_bytes // 2)
+        step = abi.CopyArgs.from_address(c.copy).x_step_bytes if c.copy else 0
         gathered = matrix(begin.gathered, begin.rows * world, columns, columns)
         parts = [torch.empty(begin.rows, columns).bfloat16() for _ in range(world)]
-        dist.all_gather(parts, x.contiguous(), group=self.group)
+        if step:
+            base, stride = begin.x - begin.group.rank * step, begin.row_stride_bytes // 2
+            sent = [matrix(base + p * step, begin.rows, columns, stride) for p in range(world)]
+            every = [torch.empty(begin.rows * world, columns).bfloat16() for _ in range(world)]
+            dist.all_gather(every, torch.cat(sent), group=self.group)
+            parts = [other.chunk(world)[begin.group.rank] for other in every]
+        else:
+            dist.all_gather(parts, x.contiguous(), group=self.group)
         gathered.copy_(torch.cat(parts))
         mine = slice(begin.group.rank * begin.rows, (begin.group.rank + 1) * begin.rows)
         if not begin.keep:
@@ -95,7 +103,9 @@ class Support:
             assert copy.gathered == begin.gathered
             assert (copy.rows, copy.row_bytes) == (begin.rows, begin.row_bytes)
             if begin.push:
-                assert (copy.x, copy.row_stride_bytes) == (begin.x, begin.row_stride_bytes)
+                assert copy.x + begin.group.rank * step == begin.x
+                assert copy.row_stride_bytes == begin.row_stride_bytes
+                assert step in (0, begin.rows * begin.row_stride_bytes)
         gemms = (abi.GemmCall * c.count).from_address(c.gemms)
         for i, gemm in enumerate(gemms):
             args = abi.GemmArgs.from_address(gemm.args)
@@ -133,6 +143,12 @@ class Support:
         dist.all_gather(parts, partial, group=self.group)
         rows = slice(args.group.rank * args.rows, (args.group.rank + 1) * args.rows)
         assert args.one_shot == (reduce.shares == abi.ONE_SHOT)
+        if reduce.shares == abi.EXCHANGE:
+            matrix(reduce.d, world * args.rows, args.n, args.n).copy_(
+                torch.cat([part[rows] for part in parts])
+            )
+            self.calls.append("exchanges, " + ("drains" if c.copy else "stores"))
+            return
         if reduce.shares:
             assert args.one_shot or slabs <= args.group.result_bytes
             rows = slice(None)
@@ -180,7 +196,9 @@ class Workspace:
 
 def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Decision:
     """As ``dispatch.decide`` on a machine where every legal call has a record and a kernel."""
-    gathers, kernel = call.op is Op.AG_GEMM, KERNEL
+    gathers, kernel = call.op.gathers, KERNEL
+    if call.op is Op.A2A_GEMM:
+        transport = Transport.COPY_ENGINE_PUSH
     if call.return_gathered and transport.pushes:
         transport = Transport.COPY_ENGINE_PULL
     in_one = call.op is Op.GEMM_AR and transport is Transport.PEER_BROADCAST

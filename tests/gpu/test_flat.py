@@ -18,6 +18,7 @@ from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noq
 from tests.gpu.test_fused import (  # noqa: E402
     all_rows,
     check,
+    check_exchanges,
     expected,
     integers,
     operands,
@@ -58,6 +59,8 @@ def test_exact_for_every_world(name: str, world: int) -> None:
         splits = splits_of(kernel, problem.k)
         for split in {splits[-1], rng.choice(splits)}:
             check(group, kernel, problem, flat_run(problem, split))
+        push = Transport.COPY_ENGINE_PUSH if problem.op is Op.AG_GEMM else None
+        check_exchanges(group, kernel, problem, flat_run(problem, splits[0], push))
         if problem.op is Op.AG_GEMM:
             check(group, kernel, problem, flat_run(problem, splits[0], rng.choice(GATHERS)))
 

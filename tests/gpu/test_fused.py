@@ -318,6 +318,48 @@ def test_delayed_rank_and_back_to_back(world: int) -> None:
                 assert torch.equal(got, want), f"{problem.key} round {repeat}"
 
 
+def exchanged(parts, rank: int):
+    """What a rank gets of every rank's rows."""
+    return torch.cat([part.chunk(len(parts))[rank] for part in parts])
+
+
+def check_exchanges(group, kernel, problem: Problem, run: RunConfig) -> None:
+    """The all-to-all that the kernel serves, of new data; outputs are NaN before."""
+    dtype = getattr(torch, problem.signature.dtype.torch_name)
+    world = problem.tp
+    op = Op.A2A_GEMM if problem.op is Op.AG_GEMM else Op.GEMM_A2A
+    posed = replace(problem, signature=replace(problem.signature, op=op))
+    left = [integers(problem.m, problem.k, dtype=dtype) for _ in range(world)]
+    weights = operands(problem)[1]
+    out = all_rows(problem)
+    torch.cuda.synchronize()
+    group.run(kernel, posed, run, left, weights, out)
+    group.synchronize()
+    products = [exact_matmul(a, b).to(dtype) for a, b in zip(left, weights, strict=True)]
+    for rank, got in enumerate(out):
+        if op is Op.A2A_GEMM:
+            want = exact_matmul(exchanged(left, rank), weights[rank]).to(dtype)
+        else:
+            want = exchanged(products, rank)
+        assert torch.equal(got, want), f"{posed.key} {run} rank {rank}"
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize(
+    "prefix", ["gemm_rs_bf16_sm90_128x192x64_2x1", "ag_gemm_bf16_sm90_128x192x64_2x1",
+               "gemm_rs_bf16_sm80_128x256x32", "ag_gemm_bf16_kn_sm90"]
+)  # fmt: skip
+def test_all_to_all_in_every_world(prefix: str, world: int) -> None:
+    kernel = load_kernel(first_of(prefix))
+    problems = [Problem(kernel.signature, r * world, n, k, world) for r, n, k in sizes_for(world)]
+    group = LocalGroup.for_problems(SUPPORT(), *problems)
+    for i, problem in enumerate(problems):
+        ways = (PUSH,) if problem.op is Op.AG_GEMM else (PUSH, DRAIN)
+        for by in ways:
+            run = run_config(problem, panel=i % 3, chunks=1 + i % 2, by=by)
+            check_exchanges(group, kernel, problem, run)
+
+
 SHARING = [
     "gemm_rs_bf16_sm90_128x192x64_2x1", "gemm_rs_fp16_sm90_64x160x64_2x2",
     "gemm_rs_bf16_kn_sm90_128x128x64_1x1", "gemm_rs_bf16_sm80_128x256x32",

@@ -1,4 +1,4 @@
-"""Real compiles of flat kernels: what ptxas says of the tightest, and what is refused on the host."""
+"""A real compile of a flat kernel: what ptxas says of the tightest, what is refused on the host."""
 
 from __future__ import annotations
 

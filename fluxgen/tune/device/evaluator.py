@@ -44,6 +44,10 @@ from fluxgen.tune.evaluators import Measurement
 METHOD_VERSION = 5
 """Part of the name of every study: times of another method are not mixed in."""
 
+_MEASURED = (Op.AG_GEMM, Op.GEMM_RS, Op.GEMM_AR)
+_OVER_PCIE = (Op.AG_GEMM, Op.GEMM_RS)
+"""Ops whose peers are imitated, and those for which pinned host memory stands in."""
+
 FINISH_S = 20.0
 """No round of timings takes this long."""
 
@@ -203,12 +207,14 @@ class DeviceEvaluator:
         return bench
 
     def _rank(self, problem: Problem, topology: Topology, left: torch.Tensor) -> OneRank | OverPcie:
-        if topology.link.over_pcie:
-            if problem.op is Op.GEMM_AR:
-                raise UsageError(
-                    f"{problem.key}: an all-reduce is not measured over PCIe yet; use --evaluator "
-                    "predict, or the records of gemm_rs, which serve it"
-                )
+        over_pcie = topology.link.over_pcie
+        if problem.op not in (_OVER_PCIE if over_pcie else _MEASURED):
+            raise UsageError(
+                f"{problem.key}: {problem.op.value} is not measured over {topology.link.value} "
+                "yet; use --evaluator predict, or the records of "
+                f"{problem.op.compiled.value}, which serve it"
+            )
+        if over_pcie:
             over = OverPcie(problem, self._support, topology.link is LinkKind.HOST)
             if problem.op is Op.AG_GEMM:
                 over.stage(left)

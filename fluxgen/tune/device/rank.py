@@ -51,7 +51,7 @@ class OneRank(Alone):
         self.topology, self.link = topology, link
         link.reset()
         self.peers: list[torch.Tensor] = []  # of an ag_gemm all are the link's control block
-        if problem.op.reduces:
+        if problem.op.scatters:
             self.peers = [torch.zeros_like(self.mine) for _ in range(1, problem.tp)]
         for peer in range(1, problem.tp):
             at = self.peers[peer - 1].data_ptr() if self.peers else link.peer
@@ -86,7 +86,7 @@ class OneRank(Alone):
         """
         make = self._gather if self.problem.op is Op.AG_GEMM else self._scatter
         before, queue = make(kernel, run, left, weight, out, present)
-        if self.problem.op.reduces:
+        if self.problem.op.scatters:
             self._load(queue)
         return before, queue
 

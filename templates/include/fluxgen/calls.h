@@ -19,12 +19,14 @@ enum fluxgen_copies {
   FLUXGEN_RING = 3
 };
 
-// An all-reduce: each rank reduces its rows and sends them to all, or it has all ranks' parts of all.
-enum fluxgen_shares { FLUXGEN_TWO_SHOTS = 1, FLUXGEN_ONE_SHOT = 2 };
+// What else becomes of an inbox than the rows of a gemm_rs. An all-reduce: each rank reduces its rows and
+// sends them to all, or it has all ranks' parts of all. A gemm_a2a: what came is D.
+enum fluxgen_shares { FLUXGEN_TWO_SHOTS = 1, FLUXGEN_ONE_SHOT = 2, FLUXGEN_EXCHANGE = 3 };
 
 // The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
 // inbox) + bias. With `shares` every rank gets the rows of all: D is (world * rows, n), contiguous, and
-// the residual is added last. In one shot `rows` are all rows, and D is (rows, n).
+// the residual is added last. In one shot `rows` are all rows, and D is (rows, n). Exchanged, the slabs
+// of the inbox are D, one behind the other, as they are.
 typedef struct fluxgen_reduce_args {
   uint32_t abi_version;
   uint32_t struct_size;  // sizeof(fluxgen_reduce_args)
@@ -40,7 +42,7 @@ typedef struct fluxgen_reduce_args {
   int32_t dtype;         // 0: bf16, 1: fp16
   int32_t blocks;        // thread blocks; 0: as many as fit well
   int32_t drain;         // as in the GEMM
-  int32_t shares;        // enum fluxgen_shares: an all-reduce; 0: a gemm_rs
+  int32_t shares;        // enum fluxgen_shares; 0: a gemm_rs
   uint32_t reserved;
 } fluxgen_reduce_args;
 
@@ -73,6 +75,7 @@ typedef struct fluxgen_copy_args {
   void* gathered;        // pull: as in fluxgen_begin_args
   const void* x;         // push and ring: as in fluxgen_begin_args
   int64_t row_stride_bytes;
+  int64_t x_step_bytes;  // push: from one peer's part of x to the next one's; 0: all get the same
   int64_t rows;
   int64_t row_bytes;     // drain: of D
   int64_t chunk_size;    // rows (M) of a chunk; bytes of a row (K) of the first; 0: the whole slab

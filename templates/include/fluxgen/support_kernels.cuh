@@ -256,6 +256,27 @@ __device__ __forceinline__ __nv_bfloat162 from_float2(float2 p) { return __float
 template <>
 __device__ __forceinline__ __half2 from_float2(float2 p) { return __float22half2_rn(p); }
 
+// The end of a call that has read its inbox, by the last block that did: peers may drain into it again, and
+// the epoch is advanced.
+__device__ __forceinline__ void end_scatter(fluxgen_reduce_args const& args, uint32_t epoch) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
+  if (args.drain && group.world > 1) {
+    if (threadIdx.x < group.world && threadIdx.x != group.rank && aborted_by(group) == 0u) {
+      fence_system();
+      store_release_system(consumed_flag(group.peers[threadIdx.x], group.rank), epoch);
+    }
+    if (threadIdx.x == 0) {  // this rank's copies take their epoch from the word that changes now
+      wait_epoch(workspace_word(mine, kSentOffset), epoch, group, kTransportOp, group.rank, 0);
+      store_relaxed(workspace_word(mine, kDrainedOffset), epoch);
+    }
+  }
+  if (threadIdx.x == 0) {
+    store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+    report_abort(group, kReduceOp, epoch);
+  }
+}
+
 // gemm_rs, last kernel: D (rows, n) = scale * (sum of the inbox over sources) + bias, fp32, in rank
 // order, rounded once: bitwise the same on every run. Chunk by chunk, so that early chunks are reduced while late
 // ones travel; the last block advances the epoch. `Shares`: an all-reduce, with a residual; in two shots
@@ -356,19 +377,33 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
       store_release_system(reduced_flag(group.peers[threadIdx.x], group.rank), epoch);
     }
   }
-  if (args.drain && group.world > 1) {
-    if (threadIdx.x < group.world && threadIdx.x != group.rank && aborted_by(group) == 0u) {
-      fence_system();
-      store_release_system(consumed_flag(group.peers[threadIdx.x], group.rank), epoch);
+  end_scatter(args, epoch);
+}
+
+// gemm_a2a, last kernel: the slabs of the inbox, into D one behind the other. Blocks have a source each, in
+// turn, the own one last.
+__global__ void __launch_bounds__(kThreads) exchange_kernel(fluxgen_reduce_args args) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
+  uint32_t const epoch = current_epoch(mine, 1);
+  char const* inbox = args.drain ? drained_slab(group, group.rank, 0, 0)
+                                 : inbox_slab(group, group.rank, epoch, 0, 0);
+  int64_t const chunk_rows = args.chunk_rows > 0 ? args.chunk_rows : args.rows;
+  int const chunks = int((args.rows + chunk_rows - 1) / chunk_rows);
+  int const parts = max(1, int(gridDim.x) / group.world);
+  int64_t const row_bytes = args.n * 2, slab = args.rows * row_bytes;
+  for (int unit = blockIdx.x; unit < parts * group.world; unit += gridDim.x) {
+    int const source = (group.rank + 1 + unit % group.world) % group.world;
+    if (threadIdx.x < chunks) {
+      wait_epoch(arrived_flag(mine, source, threadIdx.x), epoch, group, kReduceOp, source,
+                 threadIdx.x);
     }
-    if (threadIdx.x == 0) {  // this rank's copies take their epoch from the word that changes now
-      wait_epoch(workspace_word(mine, kSentOffset), epoch, group, kTransportOp, group.rank, 0);
-      store_relaxed(workspace_word(mine, kDrainedOffset), epoch);
-    }
+    __syncthreads();
+    copy_rows(static_cast<char*>(args.d) + source * slab, nullptr, inbox + source * slab, row_bytes,
+              args.rows, row_bytes / 16, unit / group.world, parts);
   }
-  if (threadIdx.x == 0) {
-    store_relaxed(workspace_word(mine, kEpochOffset), epoch);
-    report_abort(group, kReduceOp, epoch);
+  if (last_block(mine, kTicketOffset)) {
+    end_scatter(args, epoch);
   }
 }
 

@@ -153,8 +153,8 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.dtype != 0 && args.dtype != 1) {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
   }
-  if (args.shares < 0 || args.shares > FLUXGEN_ONE_SHOT) {
-    return refuse(message, size, "shares: expected 0, 1 (two shots) or 2 (one shot)");
+  if (args.shares < 0 || args.shares > FLUXGEN_EXCHANGE) {
+    return refuse(message, size, "shares: expected 0, or one of enum fluxgen_shares");
   }
   if (args.shares == FLUXGEN_ONE_SHOT && args.drain) {
     return refuse(message, size, "drain: one shot is stored, not drained");
@@ -165,13 +165,19 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.shares == FLUXGEN_TWO_SHOTS && inbox > args.group.result_bytes) {
     return refuse(message, size, "the rows of all ranks do not fit the workspace's result");
   }
+  bool const exchanges = args.shares == FLUXGEN_EXCHANGE;
+  if (exchanges && (args.bias != nullptr || args.scale != 1.0f)) {
+    return refuse(message, size, "bias, scale: expected none, as nothing is added up");
+  }
   if (args.residual != nullptr &&
-      (!args.shares || reinterpret_cast<uintptr_t>(args.residual) % 16)) {
+      (!args.shares || exchanges || reinterpret_cast<uintptr_t>(args.residual) % 16)) {
     return refuse(message, size,
                   "residual: expected null, or a 16-byte aligned address where all ranks get the rows");
   }
-  int64_t const work = (args.rows * (args.n / 8) + kThreads - 1) / kThreads;
-  *prepared = {reduce_kernels()[args.dtype + (args.shares ? 2 : 0)],
+  int64_t const words = (exchanges ? args.group.world : 1) * args.rows * (args.n / 8);
+  int64_t const work = (words + kThreads - 1) / kThreads;
+  *prepared = {exchanges ? reinterpret_cast<void*>(&exchange_kernel)
+                         : reduce_kernels()[args.dtype + (args.shares ? 2 : 0)],
                block_count(args.blocks, args.drain ? kBlocksPerSmBesideCopies : kBlocksPerSm, work),
                kThreads, "reduce"};
   return FLUXGEN_OK;
@@ -202,6 +208,7 @@ inline void prepare_for_neighbours() {
     prefer_shared_memory(reinterpret_cast<void const*>(&begin_kernel));
     prefer_shared_memory(reinterpret_cast<void const*>(&await_kernel));
     prefer_shared_memory(reinterpret_cast<void const*>(&raise_kernel));
+    prefer_shared_memory(reinterpret_cast<void const*>(&exchange_kernel));
     for (int i = 0; i < kReduceKernels; ++i) {
       prefer_shared_memory(reduce_kernels()[i]);
     }
@@ -283,6 +290,10 @@ inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* messag
                          : "gathered: expected a 16-byte aligned address");
   }
   bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
+  if (args.x_step_bytes != 0 && (args.kind != FLUXGEN_PUSH || args.x_step_bytes < 0 ||
+                                 args.x_step_bytes % 16)) {
+    return refuse(message, size, "x_step_bytes: expected 0, or of pushes a multiple of 16");
+  }
   if (drains && along_k) {
     return refuse(message, size, "chunk_axis: a gemm_rs is drained in chunks of rows");
   }
@@ -372,6 +383,7 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
     from = from_x ? from : pushed_matrix(group, group.rank) + copy.peer * slab;
   } else if (pushes) {
     to = pushed_matrix(group, copy.peer) + group.rank * slab;
+    from += copy.peer * args.x_step_bytes;
   } else {
     to = static_cast<char*>(args.gathered) + copy.peer * slab;
     from = stage(group, copy.peer);

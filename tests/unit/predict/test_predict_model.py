@@ -41,11 +41,11 @@ def candidates(draw: st.DrawFn) -> tuple[Problem, KernelConfig, RunConfig]:
     groups = draw(st.sampled_from([(), (8,), (1, 7), (1, 2, 5), (5, 2, 1), (1,) * 8]))
     axis = draw(st.sampled_from(list(ChunkAxis))) if problem.op is Op.AG_GEMM else ChunkAxis.M
     transport = Transport.COPY_ENGINE_PULL
-    if problem.op.reduces:
+    if problem.op.scatters:
         transport = draw(st.sampled_from([Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN]))
     if kernel.schedule is Schedule.FLAT:
         split = draw(st.sampled_from([1, 2, 4, 8]))
-        if problem.op.reduces:
+        if problem.op.scatters:
             transport = Transport.PEER_STORE
         return problem, kernel, RunConfig((8,), transport=transport, span=8, split=split)
     panel = draw(st.sampled_from([0, 2, 8]))

@@ -137,6 +137,7 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_begin_args, push)
   FLUXGEN_OFFSET(fluxgen_copy_args, gathered)
   FLUXGEN_OFFSET(fluxgen_copy_args, row_stride_bytes)
+  FLUXGEN_OFFSET(fluxgen_copy_args, x_step_bytes)
   FLUXGEN_OFFSET(fluxgen_copy_args, chunk_axis)
   FLUXGEN_OFFSET(fluxgen_copy_args, kind)
   FLUXGEN_OFFSET(fluxgen_gather_call, event)

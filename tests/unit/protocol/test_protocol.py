@@ -91,6 +91,7 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_begin_args", "push"),
         ("fluxgen_copy_args", "gathered"),
         ("fluxgen_copy_args", "row_stride_bytes"),
+        ("fluxgen_copy_args", "x_step_bytes"),
         ("fluxgen_copy_args", "chunk_axis"),
         ("fluxgen_copy_args", "kind"),
         ("fluxgen_gather_call", "event"),

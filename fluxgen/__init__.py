@@ -43,7 +43,7 @@ def lookup(
     """The tuned configuration of one fused op: which kernel, how fast, how known, and why.
 
     Args:
-        op: ``ag_gemm`` or ``gemm_rs``. m: global tokens. n, k: local GEMM sizes.
+        op: ``ag_gemm``, ``gemm_rs``, ``gemm_ar``... m: global tokens. n, k: local GEMM sizes.
         tp: tensor-parallel ranks. target: a GPU's name (``h100-sxm``, or as the driver reports
             it). link: ``nvlink`` or ``pcie``. dtype: ``bf16`` or ``fp16``.
 

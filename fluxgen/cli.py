@@ -65,7 +65,7 @@ Link = Annotated[
     str, typer.Option("--link", help="nvlink, pcie, or host: no peer access; pcie2: two sockets.")
 ]
 Tokens = Annotated[str, typer.Option("--tokens", help="Global token counts m, comma-separated.")]
-Ops = Annotated[str, typer.Option("--ops", help="Ops, comma-separated.")]
+Ops = Annotated[str, typer.Option("--ops", help="Ops, comma-separated; gemm_ar too.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
 Training = Annotated[
     bool, typer.Option("--training", help="Also the GEMMs of the backward, with (k, n) weights.")
@@ -545,7 +545,7 @@ def _tuned_entries(
 
 @app.command()
 def lookup(
-    op: Annotated[str, typer.Option("--op", help="ag_gemm or gemm_rs.")],
+    op: Annotated[str, typer.Option("--op", help="The fused op, as ag_gemm.")],
     m: Annotated[int, typer.Option("--m", help="Global tokens.")],
     n: Annotated[int, typer.Option("--n", help="Columns of the local GEMM.")],
     k: Annotated[int, typer.Option("--k", help="Depth of the local GEMM.")],

@@ -354,7 +354,9 @@ def _winner(
         # One of several weights is narrower than the record's n.
         fits = why_illegal(problem, topology, kernel, replace(run, panel=0))
         if fits is not None:
-            return Cause.NO_RECORD, f"the record does not fit {problem.key}: {fits}", None
+            uneven = call.m % call.tp != 0  # an all-reduce, whose record is of two shots
+            reason = f"the record does not fit {problem.key}: {fits}"
+            return Cause.UNEVEN if uneven else Cause.NO_RECORD, reason, None
         try:
             artefacts.append(kernels.artefact_key(problem.signature, kernel, arch))
         except FluxgenError as error:

@@ -83,10 +83,11 @@ class LocalGroup:
         needed = Sizes()
         for problem in problems:
             needed |= sizes(problem, *Transport)
-            for op in Op:  # and for the others that its kernel serves
+            for op in Op:  # and for the others that its kernel serves, in slabs of the same size
                 if op.compiled is problem.op.compiled:
                     served = replace(problem.signature, op=op)
-                    needed |= sizes(replace(problem, signature=served), *Transport)
+                    slabs = [t for t in Transport if t is not Transport.PEER_BROADCAST]
+                    needed |= sizes(replace(problem, signature=served), *slabs)
         return cls(problems[0].tp, support, needed, timeout_s, in_host)
 
     def _gemm_args(
@@ -208,7 +209,8 @@ class LocalGroup:
         for rank in range(self.world):
             reduce = reduce_args(self.groups[rank], problem, kernel.kernel, run)
             reduce.d, reduce.d_row_stride = d[rank].data_ptr(), d[rank].stride(0)
-            reduce.blocks = self.share
+            # Few: they wait on their SMs for other ranks' GEMMs, whose clusters need free ones.
+            reduce.blocks = max(1, self.share // 4)
             reduce.residual = None if residual is None else residual.data_ptr()
             self.support.reduce(reduce, self.streams[rank].cuda_stream)
             self.streams[rank].wait_stream(self.copies[rank])

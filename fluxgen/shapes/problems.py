@@ -161,6 +161,11 @@ def _count(
                 if problem.op in ops:
                     counts[problem] = counts.get(problem, 0) + gemm.count
                     names.setdefault(problem, {})[name] = None
+    found_ops = {problem.op for problem in counts}
+    for op in ops:
+        if sizes and op not in found_ops and op is not op.compiled:
+            served = f"calls of it take the records of {op.compiled.value}"
+            messages = (*messages, f"ops: {op.value} is no GEMM of this model's layers: {served}")
     return ProblemSet(
         problems=tuple(counts),
         counts=tuple(counts.values()),

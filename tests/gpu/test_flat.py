@@ -82,7 +82,7 @@ def test_every_split_of_many_tiles(op: str) -> None:
 def test_delayed_rank_and_back_to_back(world: int) -> None:
     """Flat and tiled calls in turn on one workspace, new data each call, each rank late in turn."""
     names = [
-        "ag_gemm_bf16_sm90_32x64x128_1x1_flat_auto", "gemm_rs_bf16_sm90_32x64x128_1x1_flat_auto",
+        "ag_gemm_bf16_sm90_32x128x128_1x1_flat_auto", "gemm_rs_bf16_sm90_32x128x128_1x1_flat_auto",
     ]  # fmt: skip
     pair = [load_kernel(name) for name in names]
     problems = [Problem(kernel.signature, 5 * world, 264, 1032, world) for kernel in pair]
@@ -177,7 +177,7 @@ def test_all_kinds_of_call_in_turn(world: int) -> None:
 
 
 def test_what_a_flat_kernel_refuses() -> None:
-    kernel = load_kernel("gemm_rs_bf16_sm90_32x64x128_1x1_flat_auto")
+    kernel = load_kernel("gemm_rs_bf16_sm90_32x128x128_1x1_flat_auto")
     problem = Problem(kernel.signature, 8, 64, 256, 2)
     group = LocalGroup.for_problems(load_support(), problem)
     left, weights, out = operands(problem)

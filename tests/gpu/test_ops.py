@@ -125,7 +125,7 @@ def _all_reduced(groups, rank):
 @pytest.mark.parametrize("world", [2, 4])
 def test_all_reduce(pools, world):
     for causes in pools(world)(_all_reduced):
-        assert causes == [Cause.FUSED] * len(SIZES) + [Cause.UNEVEN]
+        assert causes == [Cause.FUSED] * len(SIZES) + [Cause.NO_RECORD]
 
 
 def _several_and_dims(groups, rank):

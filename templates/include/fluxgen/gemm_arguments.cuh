@@ -63,12 +63,30 @@ struct GemmFacts {
   int tile_m;
   int tile_k;
   int element_bytes;
+  bool flat;
 };
 
 template <class Config>
-constexpr GemmFacts facts_of() {
+constexpr GemmFacts facts_of(bool flat = false) {
   return {Config::kOp == FLUXGEN_AG_GEMM, Config::kBTransposed, Config::kTileM, Config::kTileK,
-          int(sizeof(typename Config::Element))};
+          int(sizeof(typename Config::Element)), flat};
+}
+
+// What every library says of itself; the caller adds what its architecture has. False: another ABI.
+template <class Config>
+bool describe_common(fluxgen_kernel_info* info, bool half) {
+  if (info == nullptr || info->struct_size != sizeof(*info)) {
+    return false;
+  }
+  info->abi_version = FLUXGEN_ABI_VERSION;
+  info->op = Config::kOp;
+  info->dtype = half ? 1 : 0;
+  info->tile_m = Config::kTileM;
+  info->tile_n = Config::kTileN;
+  info->tile_k = Config::kTileK;
+  info->cluster_m = info->cluster_n = 1;
+  info->b_transposed = Config::kBTransposed;
+  return true;
 }
 
 inline int check_gemm(fluxgen_gemm_args const& args, GemmFacts const& facts, char* message,
@@ -142,6 +160,11 @@ inline int check_gemm(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
       return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                   "groups: expected multiples of span=%lld; found %lld", args.span, args.groups[g]);
     }
+  }
+  if (!facts.flat && (args.split > 1 || args.one_shot != 0)) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "split=%lld, one_shot=%lld: expected 0, as only flat kernels have them", args.split,
+                args.one_shot);
   }
   if (args.rows > kMaxDim / args.group.world) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT, "m=%lld rows: expected at most 2^31-1025",

@@ -280,20 +280,12 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
 
 template <class Config>
 int describe(fluxgen_kernel_info* info) {
-  if (info == nullptr || info->struct_size != sizeof(*info)) {
+  if (!describe_common<Config>(info, cute::is_same_v<typename Config::Element, cutlass::half_t>)) {
     return FLUXGEN_BAD_ABI;
   }
-  info->abi_version = FLUXGEN_ABI_VERSION;
-  info->op = Config::kOp;
-  info->dtype = cute::is_same_v<typename Config::Element, cutlass::half_t> ? 1 : 0;
-  info->tile_m = Config::kTileM;
-  info->tile_n = Config::kTileN;
-  info->tile_k = Config::kTileK;
-  info->cluster_m = info->cluster_n = 1;
   info->warps = Config::kWarpsM * Config::kWarpsN;
   info->stages = Config::kStages;
   info->smem_bytes = Sm80Gemm<Config>::kSharedBytes;
-  info->b_transposed = Config::kBTransposed;
   return FLUXGEN_OK;
 }
 

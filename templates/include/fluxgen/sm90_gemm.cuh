@@ -223,21 +223,14 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
 template <class Config>
 int describe(fluxgen_kernel_info* info) {
   using Gemm = Sm90Gemm<Config>;
-  if (info == nullptr || info->struct_size != sizeof(*info)) {
+  if (!describe_common<Config>(info, cute::is_same_v<typename Config::Element, cutlass::half_t>)) {
     return FLUXGEN_BAD_ABI;
   }
-  info->abi_version = FLUXGEN_ABI_VERSION;
-  info->op = Config::kOp;
-  info->dtype = cute::is_same_v<typename Config::Element, cutlass::half_t> ? 1 : 0;
-  info->tile_m = Config::kTileM;
-  info->tile_n = Config::kTileN;
-  info->tile_k = Config::kTileK;
   info->cluster_m = Config::kClusterM;
   info->cluster_n = Config::kClusterN;
   info->cooperative = Config::kCooperative;
   info->stages = Gemm::kStageCount;
   info->smem_bytes = Gemm::Kernel::SharedStorageSize;
-  info->b_transposed = Config::kBTransposed;
   return FLUXGEN_OK;
 }
 

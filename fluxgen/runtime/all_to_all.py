@@ -213,12 +213,20 @@ def _fake(
 
 
 def _exchange_impl(
-    x: torch.Tensor, outs: list[int] | None, ins: list[int] | None, group: str, tp: int
+    x: torch.Tensor,
+    after: torch.Tensor | None,
+    outs: list[int] | None,
+    ins: list[int] | None,
+    group: str,
+    tp: int,
 ) -> torch.Tensor:
+    del after  # only to be computed before: all ranks must exchange in one order
     return fallback.all_to_all(x, resolve(group), outs, ins)
 
 
-def _exchange_fake(x: torch.Tensor, outs: Any, ins: Any, group: str, tp: int) -> torch.Tensor:
+def _exchange_fake(
+    x: torch.Tensor, after: torch.Tensor | None, outs: Any, ins: Any, group: str, tp: int
+) -> torch.Tensor:
     return x.new_empty([x.shape[0] if outs is None else sum(outs), *x.shape[1:]])
 
 
@@ -233,7 +241,7 @@ def _products_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     needs_x, needs_w, needs_b = ctx.needs_input_grad[:3]
     dx = dw = db = None
     if needs_w or needs_b:  # what comes back is needed itself
-        back = torch.ops.fluxgen.all_to_all(grad, *ctx.sent)
+        back = torch.ops.fluxgen.all_to_all(grad, None, *ctx.sent)
         dx = back @ w if needs_x else None
         dw = rows(back).t() @ rows(x) if needs_w else None
         db = rows(back).sum(0) if needs_b else None
@@ -249,7 +257,8 @@ def _exchanged_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     dw = None
     if needs_w:
         ins, outs, group, tp = ctx.sent
-        dw = rows(grad).t() @ rows(torch.ops.fluxgen.all_to_all(x, outs, ins, group, tp))
+        after = grad if dx is None else dx
+        dw = rows(grad).t() @ rows(torch.ops.fluxgen.all_to_all(x, after, outs, ins, group, tp))
     return dx, dw, rows(grad).sum(0) if needs_b else None, None, None, None, None
 
 
@@ -258,7 +267,7 @@ _exchange_op = torch.library.custom_op(
     "fluxgen::all_to_all",
     _exchange_impl,
     mutates_args=(),
-    schema="(Tensor x, SymInt[]? outs, SymInt[]? ins, str group, int tp) -> Tensor",
+    schema="(Tensor x, Tensor? after, SymInt[]? outs, SymInt[]? ins, str group, int tp) -> Tensor",
 )
 _exchange_op.register_fake(_exchange_fake)
 

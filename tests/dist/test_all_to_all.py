@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fluxgen
+from fluxgen.runtime import all_to_all  # noqa: F401  registers the ops
 from fluxgen.runtime.dispatch import Cause, explain, strict
 from tests.dist.host_library import Transport, host_library
 from tests.dist.numbers import integers, raised, same
@@ -159,3 +160,49 @@ def _compiled(groups, rank):
 
 def test_compiled_without_a_break(ranks):
     ranks(_compiled)
+
+
+def _opcheck(groups, rank):
+    group = groups["w2"] if rank < 2 else None
+    if group is None:
+        return
+    name = group.group_name
+
+    def t(*shape, grad=True):
+        return torch.randn(*shape, requires_grad=grad)
+
+    mine, theirs = ([1, 3], [1, 2]) if rank == 0 else ([2, 4], [3, 4])
+    for op in ("matmul_all_to_all", "all_to_all_matmul"):
+        call = getattr(torch.ops.fluxgen, op).default
+        for args in (
+            (t(4, 6), t(5, 6), t(5), None, None, name, 2),
+            (t(4, 3, 6), t(6, 5).t().detach(), None, None, None, name, 2),
+            (t(sum(mine), 6), t(5, 6), t(5), theirs, mine, name, 2),
+            (t(4, 6, grad=False), t(5, 6), None, None, None, name, 2),
+        ):
+            results = torch.library.opcheck(call, args)
+            assert set(results.values()) == {"SUCCESS"}, results
+
+
+def test_opcheck(ranks):
+    ranks(_opcheck)
+
+
+def _half(groups, rank, dtype):
+    """16-bit types, weights and rows that are not contiguous."""
+    group = groups.get("w3")
+    if group is None:
+        return
+    me, world = group.rank(), group.size()
+    xs = [integers(10 + q, 6, 2 * world).to(dtype).t() for q in range(world)]
+    ws = [integers(20 + q, 6, 4).to(dtype).t() for q in range(world)]
+    sizes = [[2] * world] * world
+    products = [(x.float() @ w.float().T).to(dtype) for x, w in zip(xs, ws, strict=True)]
+    same(fluxgen.matmul_all_to_all(xs[me], ws[me], group=group), exchanged(products, me, sizes))
+    want = (exchanged(xs, me, sizes).float() @ ws[me].float().T).to(dtype)
+    same(fluxgen.all_to_all_matmul(xs[me], ws[me], group=group), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_types_and_strides(ranks, dtype):
+    ranks(_half, dtype)

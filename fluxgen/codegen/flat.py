@@ -17,8 +17,9 @@ TILE_N = (64, 128, 192, 256)
 TILE_K = (64, 128)
 SPLITS = (1, 2, 4, 8)
 """Parts of K: blocks of a cluster, of which any Hopper GPU holds eight."""
-MAX_TOKENS = 1024
-"""Rows of all ranks above which tiles of one rank's slab fill the GPU at least as well."""
+MAX_TOKENS = 256
+"""Rows of all ranks above which tiles of one rank's slab are the better ones: at 512 flat kernels
+took 1.78 times cuBLAS (H200, data present, 2026-12-03), those of one rank's slab 1.01 to 1.20."""
 MAX_TILE = 64 * 256
 """Elements of a tile 256 wide: its four warpgroups have 96 registers a thread (nvcc 13.0 spilled at
 128 x 256)."""

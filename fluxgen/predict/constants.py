@@ -132,8 +132,8 @@ of 64 to 1024 rows of 12288 columns, eight sources in flight (H200, 2026-12-03).
 REDUCE_US = 2.6
 """Fixed time of the reduction kernel beside its launch (same points)."""
 
-SCATTER_FIXED_US = 13.4
-"""gemm_rs: what a call takes beyond its parts. Emulated calls of the H200, best of 14 problems
-each, took 29 us more than their parts at m = 512 and 22 at 1024 (kernels before 2026-12-03), part
-of it the imitation's own latency. This much had been charged to the reduction by a wrong
-measurement; kept, as without it the model is further off and chooses fused kernels that lose."""
+SCATTER_FIXED_US = 16.4
+"""gemm_rs: what a call takes beyond its parts: the median of the best emulated calls of the H200 of
+14 problems of m = 512 (method 5, 2026-12-03; of m = 1024 it is 3 us), part of it the imitation's
+own way through the host. Of 42 problems up to m = 2048 the model then decides 31 as the emulation
+does; with 13.4 us, as before, 28, with 9.5, the median of both, 25."""

@@ -53,7 +53,8 @@ class Outcome:
 #
 # Calls: A is an ag_gemm whose slabs are pulled, P one whose slabs are pushed, F one whose slabs are
 # forwarded round the ring, R a gemm_rs, D one whose partial slabs are drained, S one whose reduced
-# rows all ranks get.
+# rows all ranks get. What tells these apart from others is not modelled: P is an a2a_gemm, too, and
+# R whatever reads all slabs of an inbox: an all-reduce in one shot, a gemm_a2a.
 def program(rank: int, world: int, calls: str, bug: Bug):
     main: list[tuple] = []
     copy: list[tuple] = []

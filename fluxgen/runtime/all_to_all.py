@@ -23,7 +23,7 @@ from fluxgen.runtime.autograd import rows
 from fluxgen.runtime.checks import check_bias, check_tangents, check_weight, check_x
 from fluxgen.runtime.dispatch import Call, Cause, Decision
 from fluxgen.runtime.groups import state_of
-from fluxgen.runtime.ops import Group, group_of, is_plain_call, resolve
+from fluxgen.runtime.ops import Group, group_of, is_plain_call, rank_of, resolve
 from fluxgen.runtime.runs import layout_of
 
 __all__ = ["all_to_all_matmul", "matmul_all_to_all"]
@@ -100,7 +100,7 @@ def _call(
     check_weight("w", w, x)
     check_bias("bias", bias, w)
     check_tangents(x, w, bias)
-    sizes = _split_sizes(x, outs, ins, tp)
+    sizes = _split_sizes(x, outs, ins, tp, rank_of(group_name))
     given = (t for t in (x, w, bias) if t is not None)
     call = impl if is_plain_call(*given) else getattr(torch.ops.fluxgen, name)
     out: torch.Tensor = call(x, w, bias, *sizes, group_name, tp)
@@ -108,7 +108,7 @@ def _call(
 
 
 def _split_sizes(
-    x: torch.Tensor, outs: _Sizes, ins: _Sizes, tp: int
+    x: torch.Tensor, outs: _Sizes, ins: _Sizes, tp: int, rank: int
 ) -> tuple[list[int] | None, list[int] | None]:
     """Both lists, or None for equal parts.
 
@@ -124,7 +124,7 @@ def _split_sizes(
                     "ranks. Give both lists of sizes"
                 )
             continue
-        if len(sizes) != tp or any(
+        if not isinstance(sizes, (list, tuple)) or len(sizes) != tp or any(
             isinstance(s, bool) or not isinstance(s, (int, torch.SymInt)) or s < 0 for s in sizes
         ):
             raise UsageError(
@@ -138,7 +138,13 @@ def _split_sizes(
     if outs is None and ins is None:
         return None, None
     equal = [size // tp] * tp
-    return list(outs) if outs is not None else equal, list(ins) if ins is not None else equal
+    outs, ins = list(outs or equal), list(ins or equal)
+    if outs[rank] != ins[rank]:
+        raise UsageError(
+            f"output_split_sizes: expected {ins[rank]} for rank {rank}, this one, as in "
+            f"input_split_sizes; found {outs[rank]}"
+        )
+    return outs, ins
 
 
 def _decided(

@@ -77,7 +77,7 @@ class Cause(str, enum.Enum):
     NOT_BUILT = "not_built"
     """A record names a kernel that is not compiled on this machine."""
     BIAS = "bias"
-    """A bias that is part of one rank's product: no kernel adds it before the reduction."""
+    """A bias that is part of one rank's product: no kernel adds it before that is sent."""
     UNEVEN = "uneven"
     """The ranks do not divide the rows or the weights evenly."""
     NO_PEERS = "no_peers"
@@ -291,7 +291,9 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
     if call.op is not Op.GEMM_AR and call.sizes and call.sizes[call.cut] % call.tp:
         reason = f"{call.tp} ranks do not divide {call.sizes[call.cut]} rows evenly"
         return Cause.UNEVEN, reason, None
-    if call.bias == "partial":  # and of a gemm_a2a, whose sources have their own
+    if call.bias == "partial" and call.op is Op.GEMM_A2A:
+        return Cause.BIAS, "no kernel adds a bias before the rows are sent", None
+    if call.bias == "partial":
         return Cause.BIAS, "no kernel adds a bias before the reduction (bias_mode='partial')", None
     try:
         dtype = DType.parse(str(call.dtype))

@@ -45,6 +45,7 @@ __all__ = [
     "is_plain_call",
     "matmul_reduce_scatter",
     "member_of",
+    "rank_of",
     "resolve",
     "split_sizes",
 ]
@@ -185,7 +186,7 @@ def matmul_reduce_scatter(
     check_tangents(x, w, bias)
     part = x.shape[dim] // tp
     if x.shape[dim] % tp:
-        part = split_sizes(x.shape[dim], tp)[_rank(name)]
+        part = split_sizes(x.shape[dim], tp)[rank_of(name)]
     direct = is_plain_call(*((x, w) if bias is None else (x, w, bias)))
     out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
         x, w, bias, name, tp, dim, part, reduce_op, bias_mode
@@ -225,7 +226,8 @@ def _size(name: str) -> int:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _rank(name: str) -> int:
+def rank_of(name: str) -> int:
+    """This process's rank in the group of a name, a constant while torch.compile traces."""
     return int(resolve(name).rank())
 
 
@@ -350,9 +352,9 @@ def _check_gather_size(x: torch.Tensor, dim: int, size: int | None, name: str, t
     if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)) or size < 0:
         raise UsageError(f"gather_size: expected a non-negative integer, or None; found {size!r}")
     sizes = split_sizes(size, tp)
-    if x.shape[dim] != sizes[_rank(name)]:
+    if x.shape[dim] != sizes[rank_of(name)]:
         raise UsageError(
-            f"x: expected {sizes[_rank(name)]} in dim {dim}, this rank's part of gather_size="
+            f"x: expected {sizes[rank_of(name)]} in dim {dim}, this rank's part of gather_size="
             f"{size} (the ranks hold {sizes}); found {tuple(x.shape)}"
         )
     return size

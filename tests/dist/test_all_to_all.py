@@ -123,6 +123,8 @@ def _refused(groups, rank):
         ({"input_split_sizes": [2, 2, 2]}, "expected 4 non-negative integers"),
         ({"input_split_sizes": [2, 2, 2, 3]}, "expected a sum of 8"),
         ({"output_split_sizes": [2, 2, 2, -1]}, "output_split_sizes: expected 4"),
+        ({"output_split_sizes": 3}, "output_split_sizes: expected 4"),
+        ({"output_split_sizes": [3, 3, 3, 3]}, f"expected 2 for rank {group.rank()}"),
         ({"w": integers(2, 3, 5)}, "w:"),
         ({"bias": integers(2, 4)}, "bias:"),
     ]:

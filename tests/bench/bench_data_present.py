@@ -1,7 +1,7 @@
 """Fused kernels with their data present, against cuBLAS, interleaved in one run.
 
-    python -m tests.bench.bench_data_present [--shapes section6|llama|models|decode] [--seconds 120]
-                                             [--out FILE]
+    python -m tests.bench.bench_data_present [--shapes section6|llama|models|decode] [--tokens 8192,16384]
+                                             [--seconds 120] [--out FILE]
 
 All SMs belong to one rank of W = 8, every flag is already up, RS stores land in local inboxes: what
 is measured is the cost of the fused form itself (rank-batched order, waits, signals), not of a
@@ -164,6 +164,10 @@ def interleave(calls, rounds: int, begin=lambda: None) -> list[list[float]]:
     return times
 
 
+LONG, MANY = 4096, 40
+"""Of problems of more rows than ``LONG``, the ``MANY`` fastest of one round are timed again."""
+
+
 def ratios(times: list[list[float]], index: int) -> list[float]:
     return [row[index] / row[0] for row in times]
 
@@ -198,8 +202,12 @@ def run_problem(problem: Problem, topology: Topology, full: bool) -> dict:
     bench = Bench(problem)
     pool = list(candidates(problem, topology, full))
     calls = [bench.cublas, *[lambda i, k=k, r=r: bench.fused(k, r, i) for k, r in pool]]
-    interleave(calls, 1, bench.begin)
+    once = interleave(calls, 1, bench.begin)[0]
     bench.check()
+    if problem.m > LONG:  # the rest would take minutes
+        near = sorted(range(1, len(calls)), key=lambda c: once[c])[:MANY]
+        pool = [pool[c - 1] for c in near]
+        calls = [calls[0], *[calls[c] for c in near]]
     coarse = interleave(calls, 5 if problem.m <= 1024 else 3, bench.begin)
     order = sorted(range(1, len(calls)), key=lambda c: statistics.median(ratios(coarse, c)))
     best: list[int] = []
@@ -252,6 +260,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="data_present.json")
     parser.add_argument("--shapes", default="section6", choices=(*SETS, "models", "decode"))
+    parser.add_argument("--tokens", help="of the set, only these m, as 8192,16384")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--full", action="store_true", help="all groupings in the first pass")
     args = parser.parse_args()
@@ -259,7 +268,10 @@ def main() -> int:
     start = time.monotonic()
     topology = Topology.of("h200", "nvlink", WORLD)
     results = []
+    tokens = {int(m) for m in args.tokens.split(",")} if args.tokens else None
     for op, m, n, k in shapes_of(args.shapes):
+        if tokens is not None and m not in tokens:
+            continue
         if time.monotonic() - start > args.seconds:
             print("time is up; the shapes below were not run:", op, m, n, k)
             break

@@ -135,14 +135,16 @@ class OverPcie(Alone):
         return self._settle, queue
 
     def _copy_slabs(self, out: torch.Tensor) -> None:
-        """Every remote slab by one plain copy: into the gathered matrix, or out of ``out``."""
+        """Every remote slab by one plain copy, between the same places as in a fused call: out of
+        its peer into the gathered matrix, or out of ``out`` to its owner."""
         gathers, tp = self.problem.op is Op.AG_GEMM, self.problem.tp
-        for slab in (self._gathered if gathers else out).chunk(tp)[1:]:
+        for i, slab in enumerate((self._gathered if gathers else out).chunk(tp)[1:]):
             data = slab.view(torch.uint8).flatten()
+            peer = self._peers[i % len(self._peers)][abi.DATA_OFFSET :][: data.numel()]
             if gathers:
-                data.copy_(self._host, non_blocking=True)
+                data.copy_(peer, non_blocking=True)
             else:
-                self._host.copy_(data, non_blocking=True)
+                peer.copy_(data, non_blocking=True)
 
     def _settle(self) -> None:
         """The peers' traffic of the call before has ended when the next one begins."""

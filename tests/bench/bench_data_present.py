@@ -1,7 +1,7 @@
 """Fused kernels with their data present, against cuBLAS, interleaved in one run.
 
-    python -m tests.bench.bench_data_present [--shapes section6|llama|models|decode] [--tokens 8192,16384]
-                                             [--seconds 120] [--out FILE]
+    python -m tests.bench.bench_data_present [--shapes section6|llama|models|decode]
+                                             [--tokens 8192,16384] [--seconds 120] [--out FILE]
 
 All SMs belong to one rank of W = 8, every flag is already up, RS stores land in local inboxes: what
 is measured is the cost of the fused form itself (rank-batched order, waits, signals), not of a

@@ -20,6 +20,8 @@ SPLITS = (1, 2, 4, 8)
 MAX_TOKENS = 256
 """Rows of all ranks above which tiles of one rank's slab are the better ones: at 512 flat kernels
 took 1.78 times cuBLAS (H200, data present, 2026-12-03), those of one rank's slab 1.01 to 1.20."""
+MAX_PACKET_TOKENS = 64
+"""Rows above which packets, at twice the bytes, are not tried: what they save is one flag's way."""
 MAX_TILE = 64 * 256
 """Elements of a tile 256 wide: its four warpgroups have 96 registers a thread (nvcc 13.0 spilled at
 128 x 256)."""
@@ -92,6 +94,11 @@ def why_illegal(problem: Problem, kernel: KernelConfig, run: RunConfig) -> str |
         return f"chunks {run.chunks}: a flat kernel has whole slabs"
     if run.transport is Transport.COPY_ENGINE_DRAIN:
         return "transport copy_engine_drain: a flat kernel stores to the owners; use peer_store"
+    if run.transport is Transport.PEER_PACKETS and problem.m > MAX_PACKET_TOKENS:
+        return (
+            f"transport peer_packets with m={problem.m}: packets are twice the bytes, for at most "
+            f"{MAX_PACKET_TOKENS} tokens; use peer_broadcast"
+        )
     steps = ceil_div(problem.k, kernel.tile_k)
     if run.split not in SPLITS or run.split > steps:
         return f"split {run.split} is not one of {SPLITS}, or more than the {steps} tiles of k"

@@ -185,8 +185,9 @@ def _why_illegal_tiles(
         return f"split {run.split}: only flat kernels split k; use 1"
     if run.span < 1 or world % run.span or any(group % run.span for group in run.groups):
         return f"span {run.span} does not divide the {world} ranks and every group {run.groups}"
-    if run.transport is Transport.PEER_BROADCAST:
-        return "transport peer_broadcast: only flat kernels store to all ranks; use peer_store"
+    if run.transport.in_one_shot:
+        name = run.transport.value
+        return f"transport {name}: only flat kernels store to all ranks; use peer_store"
     if run.span > 1 and problem.op.scatters and run.chunks > 1:
         return f"span {run.span}: {problem.op.value} then has one chunk, not {run.chunks}"
     if run.span > 1 and problem.op.scatters and topology.gpu.cc == 90:
@@ -239,10 +240,10 @@ def _why_illegal_transport(problem: Problem, topology: Topology, run: RunConfig)
         )
     if run.transport is Transport.SM_COPY and run.chunks > 1:
         return "chunks: the SM copy fills whole slabs before the GEMM starts; use 1"
-    if problem.m % problem.tp and run.transport is not Transport.PEER_BROADCAST:
+    if problem.m % problem.tp and not run.transport.in_one_shot:
         return (
-            f"m={problem.m} is not a multiple of tp={problem.tp}: only peer_broadcast reduces rows "
-            "that the ranks do not share evenly"
+            f"m={problem.m} is not a multiple of tp={problem.tp}: only peer_broadcast and "
+            "peer_packets reduce rows that the ranks do not share evenly"
         )
     return None
 
@@ -265,7 +266,7 @@ TRANSPORTS = {
     Op.AG_GEMM: AG_TRANSPORTS,
     Op.A2A_GEMM: (Transport.COPY_ENGINE_PUSH,),
     Op.GEMM_RS: RS_TRANSPORTS,
-    Op.GEMM_AR: (*RS_TRANSPORTS, Transport.PEER_BROADCAST),
+    Op.GEMM_AR: (*RS_TRANSPORTS, Transport.PEER_BROADCAST, Transport.PEER_PACKETS),
     Op.GEMM_A2A: RS_TRANSPORTS,
 }
 """What carries each op."""
@@ -340,7 +341,7 @@ _FLAT_TRANSPORTS = {
     Op.A2A_GEMM: (Transport.COPY_ENGINE_PUSH,),
     Op.GEMM_RS: (Transport.PEER_STORE,),
     Op.GEMM_A2A: (Transport.PEER_STORE,),
-    Op.GEMM_AR: (Transport.PEER_BROADCAST, Transport.PEER_STORE),
+    Op.GEMM_AR: (Transport.PEER_BROADCAST, Transport.PEER_PACKETS, Transport.PEER_STORE),
 }
 
 

@@ -40,6 +40,9 @@ class Transport(str, enum.Enum):
     PEER_BROADCAST = "peer_broadcast"
     """gemm_ar of few tokens, in one shot: the epilogue stores into the inboxes of all ranks, and
     each of them reduces all rows."""
+    PEER_PACKETS = "peer_packets"
+    """gemm_ar of the fewest tokens, in one shot: as peer_broadcast, but in packets of 32 bits of
+    data and their epoch, which need neither flags nor fences and are twice the bytes (NCCL's LL)."""
     COPY_ENGINE_DRAIN = "copy_engine_drain"
     """gemm_rs over PCIe: tiles are stored locally, a copy engine ships finished chunks."""
 
@@ -50,6 +53,16 @@ class Transport(str, enum.Enum):
             Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_RING,
             Transport.COPY_ENGINE_DRAIN,
         )  # fmt: skip
+
+    @property
+    def in_one_shot(self) -> bool:
+        """Whether every rank gets all rows of every rank, and reduces them all."""
+        return self in (Transport.PEER_BROADCAST, Transport.PEER_PACKETS)
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes that move for each byte of data."""
+        return 2 if self is Transport.PEER_PACKETS else 1
 
     @property
     def pushes(self) -> bool:

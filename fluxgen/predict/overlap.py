@@ -199,9 +199,9 @@ def _scatter_timeline(
         return gemm.time_us, 0.0, 0.0
     grid = gemm.grid
     rate = store_rate(topology, run.transport)
-    out_bytes = problem.signature.out_dtype.bytes * problem.n
-    in_one = run.transport is Transport.PEER_BROADCAST
-    rows = problem.m if in_one else problem.m_local  # that a rank gets of each, and reduces
+    out_bytes = problem.signature.out_dtype.bytes * problem.n * run.transport.bytes_each
+    # What a rank gets of each, and reduces.
+    rows = problem.m if run.transport.in_one_shot else problem.m_local
     scattered = (problem.tp - 1) * rows * out_bytes
     comm = transfer_us(scattered, topology, rate) * crossing(topology)
     remote = grid.total
@@ -222,6 +222,8 @@ def _scatter_timeline(
         )
     read = problem.tp * rows * out_bytes
     moved = read + (read if problem.op is Op.GEMM_A2A else rows * out_bytes)
+    if run.transport is Transport.PEER_PACKETS:  # they are emptied as they are read
+        moved += read
     stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
     fixed = c.SCATTER_FIXED_US + c.LAUNCH_US
     if topology.link is LinkKind.HOST:  # read back over PCIe, once all has been stored
@@ -238,7 +240,7 @@ def _scatter_timeline(
 
 def _second_shot_us(problem: Problem, topology: Topology, run: RunConfig) -> float:
     """gemm_ar in two shots: the reduced rows travel to every peer, and a kernel collects them."""
-    if problem.op is not Op.GEMM_AR or run.transport is Transport.PEER_BROADCAST:
+    if problem.op is not Op.GEMM_AR or run.transport.in_one_shot:
         return 0.0
     row_bytes = problem.signature.out_dtype.bytes * problem.n
     sent = transfer_us((problem.tp - 1) * problem.m_local * row_bytes, topology)

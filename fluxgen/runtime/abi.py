@@ -10,7 +10,7 @@ import ctypes as ct
 
 from fluxgen.core.errors import CommTimeout
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 MAX_WORLD = 16
 MAX_CHUNKS = 16
 
@@ -44,8 +44,10 @@ B_LAYOUTS = {"nk": 0, "kn": 1}
 CHUNK_AXES = {"m": 0, "k": 1}
 PULL, PUSH, DRAIN, RING = 0, 1, 2, 3
 """``enum fluxgen_copies``."""
-TWO_SHOTS, ONE_SHOT, EXCHANGE = 1, 2, 3
+TWO_SHOTS, ONE_SHOT, EXCHANGE, PACKETS = 1, 2, 3, 4
 """``enum fluxgen_shares``."""
+TO_OWNERS, TO_ALL, IN_PACKETS = 0, 1, 2
+"""``enum fluxgen_shots``."""
 
 
 class _Struct(ct.Structure):
@@ -91,6 +93,7 @@ class Group(ct.Structure):
         ("gathered_bytes", ct.c_int64),
         ("drained_bytes", ct.c_int64),
         ("result_bytes", ct.c_int64),
+        ("packet_bytes", ct.c_int64),
         ("peers", ct.c_void_p * MAX_WORLD),
         ("timeout_ns", ct.c_uint64),
         ("report", ct.c_void_p),

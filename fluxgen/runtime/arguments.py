@@ -44,9 +44,9 @@ def gemm_args(
         args.ends_call, args.cut = 1, run.cut
         args.group.timeout_ns = int(group.timeout_ns * PATIENCE)
     else:
-        args.one_shot = run.transport is Transport.PEER_BROADCAST
-        if args.one_shot:
-            args.rows = problem.m
+        if run.transport.in_one_shot:
+            packed = run.transport is Transport.PEER_PACKETS
+            args.rows, args.one_shot = problem.m, abi.IN_PACKETS if packed else abi.TO_ALL
         args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
     return args
 
@@ -63,8 +63,9 @@ def reduce_args(
         args.shares = abi.EXCHANGE
     elif problem.op is Op.GEMM_AR:
         args.shares = abi.TWO_SHOTS
-        if run.transport is Transport.PEER_BROADCAST:
-            args.rows, args.shares = problem.m, abi.ONE_SHOT
+        if run.transport.in_one_shot:
+            packed = run.transport is Transport.PEER_PACKETS
+            args.rows, args.shares = problem.m, abi.PACKETS if packed else abi.ONE_SHOT
     return args
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fluxgen.codegen.flat import MAX_PACKET_TOKENS
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem
 from fluxgen.runtime import abi
@@ -82,11 +83,14 @@ class LocalGroup:
         """A group large enough for each of ``problems``, which have one tp."""
         needed = Sizes()
         for problem in problems:
-            needed |= sizes(problem, *Transport)
+            packed = problem.op is Op.GEMM_AR and problem.m <= MAX_PACKET_TOKENS
+            needed |= sizes(
+                problem, *(t for t in Transport if packed or t is not Transport.PEER_PACKETS)
+            )
             for op in Op:  # and for the others that its kernel serves, in slabs of the same size
                 if op.compiled is problem.op.compiled:
                     served = replace(problem.signature, op=op)
-                    slabs = [t for t in Transport if t is not Transport.PEER_BROADCAST]
+                    slabs = [t for t in Transport if not t.in_one_shot]
                     needed |= sizes(replace(problem, signature=served), *slabs)
         return cls(problems[0].tp, support, needed, timeout_s, in_host)
 

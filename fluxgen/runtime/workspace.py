@@ -25,6 +25,7 @@ class Sizes:
             slabs of (m/tp, n) of a gemm_rs. gathered: the matrix (m, k) that peers push into.
         drained: the outbox (m, n) of a gemm_rs that copies drain, and the inbox that they fill.
         result: (m, n) of an all-reduce in two shots, which peers push their rows into.
+        packets: one half of what takes an all-reduce in packets, W times (m, n) of 4 bytes each.
     """
 
     stage: int = 0
@@ -32,11 +33,13 @@ class Sizes:
     gathered: int = 0
     drained: int = 0
     result: int = 0
+    packets: int = 0
 
     @property
     def total(self) -> int:
         """Of the whole workspace, control blocks included."""
-        return self.gathered_offset + self.gathered + 2 * self.drained + self.result
+        shared = self.gathered + 2 * self.drained + self.result
+        return self.gathered_offset + shared + 2 * self.packets
 
     @property
     def gathered_offset(self) -> int:
@@ -55,6 +58,7 @@ class Sizes:
             max(self.gathered, other.gathered),
             max(self.drained, other.drained),
             max(self.result, other.result),
+            max(self.packets, other.packets),
         )
 
 
@@ -71,6 +75,7 @@ def group_view(
     group = abi.Group(
         world=len(addresses), rank=rank, stage_bytes=parts.stage, half_bytes=parts.half,
         gathered_bytes=parts.gathered, drained_bytes=parts.drained, result_bytes=parts.result,
+        packet_bytes=parts.packets,
         timeout_ns=int(timeout_s * 1e9), report=report,
     )  # fmt: skip
     for peer, address in enumerate(addresses):
@@ -86,16 +91,21 @@ def sizes(problem: Problem, *transports: Transport) -> Sizes:
     """
     if problem.op.scatters:
         row = problem.n * problem.signature.out_dtype.bytes
-        whole = aligned(problem.tp * problem.m_local * row)
-        drains = [t is Transport.COPY_ENGINE_DRAIN for t in transports]
-        in_one = [t is Transport.PEER_BROADCAST for t in transports]
         shares = problem.op is Op.GEMM_AR
-        half = aligned(problem.tp * problem.m * row) if shares and any(in_one) else whole
-        needed = Sizes(
-            half=0 if drains and all(drains) else half,
-            drained=whole if any(drains) else 0,
-            result=whole if shares and not (in_one and all(in_one)) else 0,
-        )
+        whole = aligned(problem.tp * problem.m_local * row)
+        every = aligned(problem.tp * problem.m * row)  # rows of every rank's, of one shot
+        needed = Sizes()
+        for transport in transports or (Transport.PEER_STORE,):
+            if transport.in_one_shot and not shares:
+                continue
+            if transport is Transport.PEER_PACKETS:
+                needed |= Sizes(packets=2 * every)
+            elif transport is Transport.PEER_BROADCAST:
+                needed |= Sizes(half=every)
+            elif transport is Transport.COPY_ENGINE_DRAIN:
+                needed |= Sizes(drained=whole, result=whole if shares else 0)
+            else:
+                needed |= Sizes(half=whole, result=whole if shares else 0)
     else:
         slab = problem.m_local * problem.k * problem.signature.dtype.bytes
         pushes = [t.pushes for t in transports]

@@ -43,8 +43,12 @@ RING = "ring-"
 BROADCAST = "broadcast"
 """gemm_ar: the kernel stores to all ranks, in one shot."""
 
+PACKETS = "packets"
+"""The same in packets, whose data carry their epoch."""
+
 _OTHER = {
     SM_COPY: Transport.SM_COPY, STORE: Transport.PEER_STORE, BROADCAST: Transport.PEER_BROADCAST,
+    PACKETS: Transport.PEER_PACKETS,
 }  # fmt: skip
 """Values of ``cut`` that name a transport."""
 
@@ -195,7 +199,7 @@ class Candidates:
         axis, left = ChunkAxis.M, 1
         if cut in _OTHER:
             transport = _OTHER[cut]
-            groups = (self.problem.tp,) if cut in (SM_COPY, BROADCAST) else groups
+            groups = (self.problem.tp,) if cut in (SM_COPY, BROADCAST, PACKETS) else groups
         else:
             if cut.startswith(RING):
                 transport, cut = Transport.COPY_ENGINE_RING, cut.removeprefix(RING)

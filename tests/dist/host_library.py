@@ -134,7 +134,10 @@ class Support:
             assert slabs <= args.group.drained_bytes
         else:
             assert args.drain == reduce.drain == 0
-            assert slabs <= args.group.half_bytes
+            packed = args.one_shot == abi.IN_PACKETS
+            assert (2 * slabs if packed else slabs) <= (
+                args.group.packet_bytes if packed else args.group.half_bytes
+            )
         count = args.rows if args.one_shot else args.rows * world
         a = matrix(args.a, count, args.k, args.a_row_stride)
         w = Kernel.made[c.gemm.launch - 1].weight(args)
@@ -142,7 +145,8 @@ class Support:
         parts = [torch.empty_like(partial) for _ in range(world)]
         dist.all_gather(parts, partial, group=self.group)
         rows = slice(args.group.rank * args.rows, (args.group.rank + 1) * args.rows)
-        assert args.one_shot == (reduce.shares == abi.ONE_SHOT)
+        shots = {abi.ONE_SHOT: abi.TO_ALL, abi.PACKETS: abi.IN_PACKETS}
+        assert args.one_shot == shots.get(reduce.shares, abi.TO_OWNERS)
         if reduce.shares == abi.EXCHANGE:
             matrix(reduce.d, world * args.rows, args.n, args.n).copy_(
                 torch.cat([part[rows] for part in parts])
@@ -160,8 +164,8 @@ class Support:
             total = total + matrix(reduce.residual, len(total), args.n, args.n).float()
         matrix(reduce.d, len(total), args.n, reduce.d_row_stride).copy_(total.bfloat16())
         assert c.graphs, "no capture is going on"
-        shots = ("", "shares, ", "one shot, ")[reduce.shares]
-        self.calls.append(shots + ("drains" if c.copy else "stores"))
+        how = ("", "shares, ", "one shot, ", "", "packets, ")[reduce.shares]
+        self.calls.append(how + ("drains" if c.copy else "stores"))
 
 
 def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -201,7 +205,7 @@ def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Dec
         transport = Transport.COPY_ENGINE_PUSH
     if call.return_gathered and transport.pushes:
         transport = Transport.COPY_ENGINE_PULL
-    in_one = call.op is Op.GEMM_AR and transport is Transport.PEER_BROADCAST
+    in_one = call.op is Op.GEMM_AR and transport.in_one_shot
     if not gathers and not in_one:
         pulls = transport is Transport.COPY_ENGINE_PULL
         transport = Transport.COPY_ENGINE_DRAIN if pulls else Transport.PEER_STORE

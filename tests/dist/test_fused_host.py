@@ -159,12 +159,12 @@ def _all_reduced(groups, rank, name):
     assert [d.path for d in seen.decisions] == ["unfused"]
 
 
-def _all_reduced_in_one_shot(groups, rank, name):
+def _all_reduced_in_one_shot(groups, rank, name, transport):
     group = groups.get(name)
     if group is None:
         return
     world, me, n, k = group.size(), group.rank(), 40, 16
-    with host_library(group, Transport.PEER_BROADCAST) as support, strict(), explain() as seen:
+    with host_library(group, transport) as support, strict(), explain() as seen:
         for m in (1, 2 * world + 1):  # rows that the ranks do not share evenly
             xs = [ints(100 + q, m, k) for q in range(world)]
             ws = [ints(200 + q, n, k) for q in range(world)]
@@ -175,13 +175,15 @@ def _all_reduced_in_one_shot(groups, rank, name):
                 same(matmul_all_reduce(xs[me], ws[me], group=group), total.bfloat16())
                 y = matmul_all_reduce(xs[me], ws[me], bias, residual, group=group)
                 same(y, (total + bias.float() + residual.float()).bfloat16())
-        assert support.calls == ["one shot, stores"] * 8
+        how = "one shot" if transport is Transport.PEER_BROADCAST else "packets"
+        assert support.calls == [f"{how}, stores"] * 8
     assert {d.cause for d in seen.decisions} == {Cause.FUSED}
 
 
 @pytest.mark.parametrize("name", ["w2", "w3", "w4"])
-def test_an_all_reduce_of_few_rows_in_one_shot(ranks, name):
-    ranks(_all_reduced_in_one_shot, name)
+@pytest.mark.parametrize("transport", [Transport.PEER_BROADCAST, Transport.PEER_PACKETS])
+def test_an_all_reduce_of_few_rows_in_one_shot(ranks, name, transport):
+    ranks(_all_reduced_in_one_shot, name, transport)
 
 
 @pytest.mark.parametrize("name", ["w2", "w3", "w4", "reversed"])

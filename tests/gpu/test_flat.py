@@ -120,7 +120,7 @@ def test_all_reduce_in_one_shot_and_in_two(name: str, world: int) -> None:
     problems = [as_all_reduce(kernel, m, n, k, world) for m, n, k in sizes]
     group = LocalGroup.for_problems(load_support(), *problems)
     for i, problem in enumerate(problems):
-        for by in (Transport.PEER_BROADCAST, Transport.PEER_STORE):
+        for by in (Transport.PEER_BROADCAST, Transport.PEER_PACKETS, Transport.PEER_STORE):
             if by is Transport.PEER_STORE and problem.m % world:
                 continue
             left = [integers(problem.m, problem.k, dtype=dtype) for _ in range(world)]
@@ -145,6 +145,8 @@ def test_all_kinds_of_call_in_turn(world: int) -> None:
         (gather, Problem(gather.signature, 2 * world, 264, 1032, world), Transport.SM_COPY),
         (reduce, Problem(reduce.signature, 2 * world, 1368, 520, world), Transport.PEER_STORE),
         (reduce, as_all_reduce(reduce, 3, 1368, 520, world), Transport.PEER_BROADCAST),
+        (reduce, as_all_reduce(reduce, 5, 1368, 520, world), Transport.PEER_PACKETS),
+        (reduce, as_all_reduce(reduce, 2, 264, 1032, world), Transport.PEER_PACKETS),
         (reduce, as_all_reduce(reduce, 3 * world, 264, 1032, world), Transport.PEER_STORE),
     ]
     group = LocalGroup.for_problems(load_support(), *(problem for _, problem, _ in kinds))

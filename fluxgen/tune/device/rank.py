@@ -1,7 +1,8 @@
 """One rank of a call, alone on the GPU with all of its SMs; the others are memory and a schedule.
 
 ag_gemm: the peers' flags are raised on schedule. gemm_rs: stores go to inboxes on this GPU, and the
-peers' flags answer this rank's.
+peers' flags answer this rank's. Packets have no flags to answer: this rank sends its own
+into all of its slots, and the link's time is added behind the call, none of it hidden.
 
 What is left out: no bytes move, so neither the memory nor the L2 of this GPU sees what the copies
 would write, or what peers would read and store. No rank is ever late.
@@ -15,6 +16,7 @@ from collections.abc import Callable
 import torch
 
 from fluxgen.core.config import RunConfig, Transport
+from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
@@ -49,6 +51,8 @@ class OneRank(Alone):
         parts = sizes(problem, *(t for t in Transport if t is not Transport.COPY_ENGINE_DRAIN))
         super().__init__(problem, support, parts, timeout_s)
         self.topology, self.link = topology, link
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self._cycles_per_us = properties.clock_rate / 1e3  # at most: what is slept is not less
         link.reset()
         self.peers: list[torch.Tensor] = []  # of an ag_gemm all are the link's control block
         if problem.op.scatters:
@@ -172,6 +176,11 @@ class OneRank(Alone):
             )
             for t in schedule.second_shot(problem, self.topology, run)
         ]  # fmt: skip
+        packed = run.transport is Transport.PEER_PACKETS
+        if packed:
+            self._send_to_self(args)
+            pairs = []
+        sleep = int(self._cycles_per_us * schedule.packets_us(problem, self.topology))
         stream, gemm, graphs = self.stream.cuda_stream, kernel.call(args), self.graphs()
         whole = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(reduce), graphs=graphs.handle)
         keep = reduce, args, gemm, graphs  # their addresses are in the call
@@ -179,14 +188,31 @@ class OneRank(Alone):
         def before() -> None:
             assert keep
             self.epoch += 1
-            if not present:
+            if not present and not packed:
                 self.link.scatter(self.epoch, self.topology.latency_us, pairs)
                 self.link.mark(stream, self.epoch)
 
         def queue() -> None:
             self.support.scatter(ct.addressof(whole), stream, self.text)
+            if packed and not present:
+                torch.cuda._sleep(sleep)
 
         return before, queue
+
+    def _send_to_self(self, args: abi.GemmArgs) -> None:
+        """What goes to the p-th peer's slot of this rank goes to this rank's slot of that peer.
+
+        Raises:
+            UsageError: slabs are so short that shifted workspaces are not aligned.
+        """
+        slab = args.rows * args.n * 4
+        if slab % 256:
+            raise UsageError(
+                f"peer_packets of {args.rows} x {args.n}: expected m * n to be a multiple of 64, or "
+                "they cannot be imitated on one GPU"
+            )
+        for peer in range(1, self.problem.tp):
+            args.group.peers[peer] = self.mine.data_ptr() + peer * slab
 
     def finish(self, seconds: float) -> None:
         """Wait for all that was queued.

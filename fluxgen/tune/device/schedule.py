@@ -107,12 +107,21 @@ def _broadcast(problem: Problem, topology: Topology, rate: float) -> list[Depart
     return [Departure(visit, 0, busy_us, busy_us) for visit in range(1, problem.tp)]
 
 
+def packets_us(problem: Problem, topology: Topology) -> float:
+    """From the first packet's departure to the last one's arrival: all leave in one wave."""
+    words = (problem.tp - 1) * problem.m * problem.n * problem.signature.out_dtype.bytes
+    whole = words * Transport.PEER_PACKETS.bytes_each
+    return topology.latency_us + transfer_us(
+        whole, topology, store_rate(topology, Transport.PEER_PACKETS)
+    )
+
+
 def second_shot(problem: Problem, topology: Topology, run: RunConfig) -> list[Departure]:
     """gemm_ar in two shots: the reduced rows go to each peer, whose flags all come at the end.
 
     The reduction pushes faster than the link sends.
     """
-    if problem.op is not Op.GEMM_AR or run.transport is Transport.PEER_BROADCAST:
+    if problem.op is not Op.GEMM_AR or run.transport.in_one_shot:
         return []
     slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
     busy_us = transfer_us(slab, topology, store_rate(topology, run.transport))

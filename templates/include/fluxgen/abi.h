@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 8
+#define FLUXGEN_ABI_VERSION 9
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
 
@@ -24,6 +24,9 @@ enum fluxgen_status {
 };
 
 enum fluxgen_op { FLUXGEN_AG_GEMM = 0, FLUXGEN_GEMM_RS = 1 };
+// Of a flat gemm_rs: each row to its owner; all rows to all ranks, then flags; or the same in packets of
+// 32 bits of data and their epoch, which nothing announces.
+enum fluxgen_shots { FLUXGEN_TO_OWNERS = 0, FLUXGEN_TO_ALL = 1, FLUXGEN_IN_PACKETS = 2 };
 enum fluxgen_chunk_axis { FLUXGEN_CHUNK_M = 0, FLUXGEN_CHUNK_K = 1 };
 
 // What a wait that passed its deadline leaves in host-mapped memory, of this rank or, by way of the
@@ -48,6 +51,7 @@ typedef struct fluxgen_group {
   int64_t gathered_bytes;             // bytes of its matrix that peers push into (ag_gemm)
   int64_t drained_bytes;              // bytes of its outbox, and of the inbox that copies drain into
   int64_t result_bytes;               // bytes of the result of an all-reduce, which its peers fill
+  int64_t packet_bytes;               // bytes of one of the two halves that take packets
   void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
   uint64_t timeout_ns;                // deadline of each device-side wait
   fluxgen_report* report;             // host-mapped, or device memory; may be null
@@ -83,7 +87,7 @@ typedef struct fluxgen_gemm_args {
   int32_t cut;           // K chunks: so many slabs, from this rank's on, come in chunks; 0: all
   int32_t drain;         // gemm_rs: 1: copies send what it computes
   int32_t split;         // flat kernels: parts that K is computed in, 1, 2, 4 or 8; 0: 1
-  int32_t one_shot;      // flat gemm_rs: 1: each rank gets all `rows` rows, which are then m
+  int32_t one_shot;      // enum fluxgen_shots; but to owners, `rows` are all m rows
   uint32_t reserved;
 } fluxgen_gemm_args;
 

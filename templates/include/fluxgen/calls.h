@@ -20,8 +20,14 @@ enum fluxgen_copies {
 };
 
 // What else becomes of an inbox than the rows of a gemm_rs. An all-reduce: each rank reduces its rows and
-// sends them to all, or it has all ranks' parts of all. A gemm_a2a: what came is D.
-enum fluxgen_shares { FLUXGEN_TWO_SHOTS = 1, FLUXGEN_ONE_SHOT = 2, FLUXGEN_EXCHANGE = 3 };
+// sends them to all, or it has all ranks' parts of all, in its inbox or in packets. A gemm_a2a: what came
+// is D.
+enum fluxgen_shares {
+  FLUXGEN_TWO_SHOTS = 1,
+  FLUXGEN_ONE_SHOT = 2,
+  FLUXGEN_EXCHANGE = 3,
+  FLUXGEN_PACKETS = 4
+};
 
 // The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
 // inbox) + bias. With `shares` every rank gets the rows of all: D is (world * rows, n), contiguous, and

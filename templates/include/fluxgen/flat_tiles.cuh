@@ -21,7 +21,7 @@ struct FlatTiles {
   int32_t tile;      // tokens of a tile
   int32_t tiles_m;
   int32_t tiles_n;   // tiles of columns
-  int32_t one_shot;
+  int32_t one_shot;  // enum fluxgen_shots
 };
 
 // Ranks [first, end) whose rows a tile holds, or that get it.

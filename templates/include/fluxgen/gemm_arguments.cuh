@@ -174,8 +174,19 @@ inline int check_gemm(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
     return fail(message, size, FLUXGEN_BAD_ARGUMENT, "drain=%lld: expected 0, or 1 of a gemm_rs",
                 args.drain);
   }
+  if (args.one_shot < 0 || args.one_shot > (facts.gathers ? 0 : FLUXGEN_IN_PACKETS)) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "one_shot=%lld: expected 0, or one of enum fluxgen_shots of a gemm_rs", args.one_shot);
+  }
+  bool const packed = args.one_shot == FLUXGEN_IN_PACKETS;
+  int64_t const packets = packed ? args.group.world * args.rows * args.n * 4 : 0;
+  if (args.group.packet_bytes % 1024 || args.group.packet_bytes < packets) {
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
+                "packet_bytes: expected a multiple of 1024 of at least %lld; found %lld", packets,
+                args.group.packet_bytes);
+  }
   int64_t const inbox =
-      facts.gathers ? 0 : args.group.world * args.rows * args.n * facts.element_bytes;
+      facts.gathers || packed ? 0 : args.group.world * args.rows * args.n * facts.element_bytes;
   if (args.drain && (args.group.drained_bytes % 1024 || args.group.drained_bytes < inbox)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "drained_bytes: expected a multiple of 1024 of at least %lld; found %lld", inbox,

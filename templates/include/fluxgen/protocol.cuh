@@ -17,6 +17,7 @@
 //      ...    drained   [source][row][column] the inbox of gemm_rs that copies fill
 //      ...    outbox    [owner][row][column]  what my copies take from
 //      ...    result    [row][column]    D of an all-reduce, where its owners push
+//      ...    packets   [half][source][row][column / 2] {32 bits of data, 32 bits of epoch}
 //
 // Every flag has one writer at a time (with arrived and gathered in one block, a late copy of one
 // call would overwrite a peer's flag of the next) and carries the epoch of the call that raised it;
@@ -60,6 +61,12 @@
 // single: a peer pushes into it once this rank's flags of the same call are up, which in stream order
 // come after all that this rank has read before. A rank whose waits gave up pushes nothing.
 //
+// With few tokens an all-reduce may go in packets: each holds two elements and the epoch, is written and
+// read as one, and needs neither a count of tiles nor a fence nor a flag. Nothing else is ever written
+// there, whatever the call's shape, so that a word that is read as an epoch was written as one, and no
+// data can be taken for it. Who has read a packet empties it: its epoch is compared for equality, and after
+// 2^32 calls an old one would be equal again. Halves as of the inbox.
+//
 // Compiled for the host too: the same functions, over the compiler's atomics, are run by threads
 // in the tests.
 #ifndef FLUXGEN_PROTOCOL_CUH_
@@ -69,6 +76,12 @@
 
 #include "fluxgen/abi.h"
 #include "fluxgen/tile_order.cuh"
+
+#if defined(__CUDA_ARCH__)
+#define FLUXGEN_UNROLL _Pragma("unroll")
+#else
+#define FLUXGEN_UNROLL
+#endif
 
 namespace fluxgen {
 
@@ -153,6 +166,17 @@ FLUXGEN_HOST_DEVICE char* result_slab(fluxgen_group const& group, int32_t rank, 
                                       int64_t slab_bytes) {
   return drained_slab(group, rank, 0, 0) + 2 * group.drained_bytes + source * slab_bytes;
 }
+// The packets of `source` at `owner`.
+FLUXGEN_HOST_DEVICE char* packet_slab(fluxgen_group const& group, int32_t owner, uint32_t epoch,
+                                      int32_t source, int64_t slab_bytes) {
+  return result_slab(group, owner, 0, 0) + group.result_bytes +
+         int64_t(epoch & 1u) * group.packet_bytes + source * slab_bytes;
+}
+// What a packet of a call carries beside its data; never that of an empty one.
+FLUXGEN_HOST_DEVICE uint32_t packet_mark(uint32_t epoch) { return epoch == 0u ? 1u : epoch; }
+FLUXGEN_HOST_DEVICE uint64_t make_packet(uint32_t data, uint32_t mark) {
+  return uint64_t(mark) << 32 | data;
+}
 // Where this rank's GEMM puts its part of the owner's slab.
 FLUXGEN_HOST_DEVICE char* partial_slab(fluxgen_group const& group, int32_t owner, uint32_t epoch,
                                        int64_t slab_bytes, bool drain) {
@@ -228,6 +252,19 @@ __device__ __forceinline__ uint32_t load_relaxed_system(uint32_t const* address)
 __device__ __forceinline__ void store_relaxed_system(uint32_t* address, uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+// Two packets, 16-byte aligned: one access, of which each packet is whole (PTX: a vector is accessed as
+// its elements, in any order).
+__device__ __forceinline__ void load_packets(uint64_t const* address, uint64_t (&two)[2]) {
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(two[0]), "=l"(two[1])
+               : "l"(address)
+               : "memory");
+}
+__device__ __forceinline__ void store_packets(uint64_t* address, uint64_t first, uint64_t second) {
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(first),
+               "l"(second)
+               : "memory");
+}
 __device__ __forceinline__ uint32_t add_relaxed(uint32_t* address, uint32_t value) {
   uint32_t old;
   asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
@@ -273,6 +310,14 @@ inline void store_relaxed(uint32_t* address, uint32_t value) {
 }
 inline uint32_t load_relaxed_system(uint32_t const* address) { return load_relaxed(address); }
 inline void store_relaxed_system(uint32_t* address, uint32_t value) { store_relaxed(address, value); }
+inline void load_packets(uint64_t const* address, uint64_t (&two)[2]) {
+  two[0] = __atomic_load_n(address, __ATOMIC_RELAXED);
+  two[1] = __atomic_load_n(address + 1, __ATOMIC_RELAXED);
+}
+inline void store_packets(uint64_t* address, uint64_t first, uint64_t second) {
+  __atomic_store_n(address + 1, second, __ATOMIC_RELAXED);
+  __atomic_store_n(address, first, __ATOMIC_RELAXED);
+}
 inline uint32_t add_relaxed(uint32_t* address, uint32_t value) {
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
@@ -318,10 +363,35 @@ FLUXGEN_HOST_DEVICE void report_abort(fluxgen_group const& group, uint32_t op, u
   }
 }
 
-// Wait until the flag reaches `epoch`. False once the deadline passed, here or in an earlier wait
-// of the group: then the report names the first wait that did, and the caller goes on without the
+// Whether a wait that has found nothing since `start` gives up: its deadline has passed, or a rank has
+// given up before. Then the report names the first wait that did, and the caller goes on without the
 // data, so that all that is queued ends soon and the GPU stays usable. A group that has aborted
 // once holds no promise any more: the hosts raise and make new workspaces.
+FLUXGEN_HOST_DEVICE bool gives_up(fluxgen_group const& group, uint64_t start, uint32_t op,
+                                  int32_t peer, int32_t chunk, uint32_t epoch, uint32_t seen) {
+  if (aborted_by(group) != 0u) {
+    return true;
+  }
+  if (clock_ns() - start <= group.timeout_ns) {
+    return false;
+  }
+  // One thread of this rank tells everybody, unless a peer has told it meanwhile.
+  if (claim(workspace_word(group.peers[group.rank], kAbortedOffset), uint32_t(group.rank) + 1u) ==
+      0u) {
+    for (int32_t other = 0; other < group.world; ++other) {
+      if (other != group.rank) {
+        store_release_system(workspace_word(group.peers[other], kAbortedOffset),
+                             uint32_t(group.rank) + 1u);
+      }
+    }
+    if (group.report != nullptr) {
+      write_report(group, kTimeout, op, uint32_t(peer), uint32_t(chunk), epoch, seen);
+    }
+  }
+  return true;
+}
+
+// Wait until the flag reaches `epoch`; false if that gave up.
 FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch, fluxgen_group const& group,
                                     uint32_t op, int32_t peer, int32_t chunk) {
   uint32_t seen = load_acquire_system(flag);
@@ -335,28 +405,85 @@ FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch, fluxge
       return true;
     }
     if ((spin & 63u) == 0u) {
-      if (aborted_by(group) != 0u) {
-        return false;
-      }
-      if (clock_ns() - start > group.timeout_ns) {
-        // One thread of this rank tells everybody, unless a peer has told it meanwhile.
-        if (claim(workspace_word(group.peers[group.rank], kAbortedOffset),
-                  uint32_t(group.rank) + 1u) == 0u) {
-          for (int32_t other = 0; other < group.world; ++other) {
-            if (other != group.rank) {
-              store_release_system(workspace_word(group.peers[other], kAbortedOffset),
-                                   uint32_t(group.rank) + 1u);
-            }
-          }
-          if (group.report != nullptr) {
-            write_report(group, kTimeout, op, uint32_t(peer), uint32_t(chunk), epoch, seen);
-          }
-        }
+      if (gives_up(group, start, op, peer, chunk, epoch, seen)) {
         return false;
       }
       pause();
     }
   }
+}
+
+// Wait for a packet without taking it: a sign that others are due. False if that gave up.
+FLUXGEN_HOST_DEVICE bool wait_packet(uint64_t const* at, uint32_t epoch, fluxgen_group const& group,
+                                     uint32_t op, int32_t source) {
+  uint64_t const start = clock_ns();
+  for (uint32_t spin = 1;; ++spin) {
+    uint64_t two[2];
+    load_packets(at, two);
+    if (uint32_t(two[0] >> 32) == packet_mark(epoch)) {
+      return true;
+    }
+    if ((spin & 63u) == 0u && gives_up(group, start, op, source, 0, epoch, uint32_t(two[0] >> 32))) {
+      return false;
+    }
+    pause();
+  }
+}
+
+// Take eight elements of each of `count` sources, from `first` on: four packets each, `slab_bytes` apart. Waits
+// until all are of this epoch, and empties them. False if that gave up: then `words` are whatever was there.
+template <int kMost>
+FLUXGEN_HOST_DEVICE bool take_packets(char* at, int64_t slab_bytes, int32_t first, int32_t count,
+                                      uint32_t epoch, fluxgen_group const& group, uint32_t op,
+                                      uint32_t (&words)[kMost][4]) {
+  uint32_t const mark = packet_mark(epoch);
+  uint64_t start = 0;
+  bool whole = false;
+  for (uint32_t spin = 1; !whole; ++spin) {
+    uint64_t packets[kMost][2][2];
+    FLUXGEN_UNROLL
+    for (int s = 0; s < kMost; ++s) {
+      if (s < count) {
+        auto const* from = reinterpret_cast<uint64_t const*>(at + (first + s) * slab_bytes);
+        load_packets(from, packets[s][0]);
+        load_packets(from + 2, packets[s][1]);
+      }
+    }
+    int32_t missing = -1;
+    uint32_t seen = 0;
+    FLUXGEN_UNROLL
+    for (int s = 0; s < kMost; ++s) {
+      FLUXGEN_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (s < count) {
+          uint64_t const packet = packets[s][i / 2][i % 2];
+          words[s][i] = uint32_t(packet);
+          if (uint32_t(packet >> 32) != mark) {
+            missing = first + s;
+            seen = uint32_t(packet >> 32);
+          }
+        }
+      }
+    }
+    whole = missing < 0;
+    if (!whole && (spin & 63u) == 0u) {
+      if (start == 0) {
+        start = clock_ns();
+      } else if (gives_up(group, start, op, missing, 0, epoch, seen)) {
+        return false;
+      }
+      pause();
+    }
+  }
+  FLUXGEN_UNROLL
+  for (int s = 0; s < kMost; ++s) {
+    if (s < count) {
+      auto* const from = reinterpret_cast<uint64_t*>(at + (first + s) * slab_bytes);
+      store_packets(from, 0, 0);
+      store_packets(from + 2, 0, 0);
+    }
+  }
+  return true;
 }
 
 // The epoch of the ag_gemm in progress, for its GEMMs. They run beside the kernel that begins the

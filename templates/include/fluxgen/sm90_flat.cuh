@@ -20,6 +20,7 @@
 #include "cutlass/gemm/collective/builders/sm90_common.inl"
 #include "cutlass/numeric_types.h"
 
+#include "fluxgen/flat_store.cuh"
 #include "fluxgen/flat_tiles.cuh"
 #include "fluxgen/protocol.cuh"
 #include "fluxgen/sm90_cluster.cuh"
@@ -202,8 +203,9 @@ struct Sm90Flat {
     using namespace cute;
     int const thread = int(threadIdx.x);
     Walk const walk(p);
-    uint32_t const epoch =
-        kAllGather ? 0u : current_epoch(p.group.peers[p.group.rank], 1);
+    FlatStore<Element> const output =
+        kAllGather ? FlatStore<Element>{p.group, p.tiles, p.n, p.d, p.d_row_stride, 0u, false}
+                   : FlatStore<Element>::begin(p.group, p.tiles, p.n);
     Tensor sB = make_tensor(make_smem_ptr(shared.b), LayoutB{});
     Tensor sA = make_tensor(make_smem_ptr(shared.a), LayoutA{});
     TiledMma mma;
@@ -266,20 +268,14 @@ struct Sm90Flat {
           arrive_in(&shared.ready, uint32_t(thread));
         }
         wait_parity_of_cluster(&shared.ready, round & 1u);
-        store(p, walk, shared, tile_m, tile_n, first, epoch);
+        store(output, walk, shared, tile_m, tile_n, first);
         sync_threads(1, kConsumers);
         if (thread < walk.parts) {
           arrive_in(&shared.read, uint32_t(thread));
         }
       }
       if constexpr (!kAllGather) {
-        Ranks const owners = ranks_of(p.tiles, tile_m);
-        int const owner = owners.first + thread;
-        if (owner < owners.end) {
-          fence_device();  // all threads' stores: they are before the barrier just passed
-          signal_tile(p.group, owner, 0, tiles_of(p.tiles, owner) * uint32_t(walk.parts), epoch,
-                      false);
-        }
+        output.signal(tile_m, thread, uint32_t(walk.parts));
       }
     }
     if (round > 0) {  // shared memory stays until nobody reads it
@@ -294,17 +290,17 @@ struct Sm90Flat {
   }
 
   // This block's share of a tile's tokens from `first` on: added up in the order of K, rounded once.
-  CUTLASS_DEVICE static void store(Params const& p, Walk const& walk, Shared& shared, int tile_m,
-                                   int tile_n, int first, uint32_t epoch) {
+  CUTLASS_DEVICE static void store(FlatStore<Element> const& output, Walk const& walk,
+                                   Shared& shared, int tile_m, int tile_n, int first) {
     constexpr int kWords = kColumns / 8;
     constexpr int kTotal = kPass * kWords;
-    int const tokens = flat_tile_tokens(p.tiles, tile_m);
+    int const tokens = flat_tile_tokens(output.tiles, tile_m);
     uint32_t const parts_at = shared_address(shared.part);
     int const end = kTotal * (walk.part + 1) / walk.parts;
     for (int i = kTotal * walk.part / walk.parts + int(threadIdx.x); i < end; i += kConsumers) {
       int const row = i / kWords, word = i % kWords;
       int const column = tile_n * kColumns + word * 8;
-      if (first + row >= tokens || column >= p.n) {  // n is a multiple of 8
+      if (first + row >= tokens || column >= output.n) {  // n is a multiple of 8
         continue;
       }
       uint32_t const at = parts_at + uint32_t(row * kPitch + word * 8) * 4u;
@@ -314,27 +310,7 @@ struct Sm90Flat {
         sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
         sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
       }
-      alignas(16) Element rounded[8];
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < 8; ++j) {
-        rounded[j] = Element(sum[j]);
-      }
-      uint4 const out = *reinterpret_cast<uint4 const*>(rounded);
-      int const token = tile_m * kTokens + first + row;
-      if constexpr (kAllGather) {
-        *reinterpret_cast<uint4*>(p.d + token * p.d_row_stride + column) = out;
-      } else {
-        int const owner = p.tiles.one_shot ? p.group.rank : token / p.tiles.rows;
-        int const of_owner = p.tiles.one_shot ? token : token - owner * p.tiles.rows;
-        int64_t const slab_bytes = int64_t(p.tiles.rows) * p.n * int64_t(sizeof(Element));
-        int64_t const offset = (int64_t(of_owner) * p.n + column) * int64_t(sizeof(Element));
-        int const copies = p.tiles.one_shot ? p.tiles.world : 1;
-        for (int copy = 0; copy < copies; ++copy) {
-          int const to = (owner + copy) % p.tiles.world;
-          *reinterpret_cast<uint4*>(inbox_slab(p.group, to, epoch, p.group.rank, slab_bytes) +
-                                    offset) = out;
-        }
-      }
+      output.template put<kAllGather>(tile_m * kTokens + first + row, column, sum);
     }
   }
 

@@ -256,6 +256,52 @@ __device__ __forceinline__ __nv_bfloat162 from_float2(float2 p) { return __float
 template <>
 __device__ __forceinline__ __half2 from_float2(float2 p) { return __float22half2_rn(p); }
 
+// Eight elements of one source, 16 bytes, to their sums.
+template <class Pair>
+__device__ __forceinline__ void add_word(float2 (&sum)[4], void const* word) {
+  Pair pairs[4];
+  memcpy(pairs, word, 16);
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    float2 const value = to_float2(pairs[p]);
+    sum[p].x += value.x;
+    sum[p].y += value.y;
+  }
+}
+
+// From the sums of eight elements to D: scaled, with the bias, with `Shares` the residual, rounded once.
+// `column` in words. What was stored.
+template <class Pair, bool Shares>
+__device__ __forceinline__ uint4 finish_word(fluxgen_reduce_args const& args, float2 const (&sum)[4],
+                                             int64_t row, int64_t column) {
+  Pair added[4] = {};
+  if (args.bias != nullptr) {
+    uint4 const raw = static_cast<uint4 const*>(args.bias)[column];
+    memcpy(added, &raw, 16);
+  }
+  int64_t const at = (row * args.d_row_stride + column * 8) * 2;
+  Pair last[4] = {};
+  if (Shares && args.residual != nullptr) {
+    uint4 const raw =
+        *reinterpret_cast<uint4 const*>(static_cast<char const*>(args.residual) + at);
+    memcpy(last, &raw, 16);
+  }
+  Pair rounded[4];
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    float2 const bias = to_float2(added[p]), residual = to_float2(last[p]);
+    float2 value = make_float2(sum[p].x * args.scale + bias.x, sum[p].y * args.scale + bias.y);
+    if constexpr (Shares) {
+      value = make_float2(value.x + residual.x, value.y + residual.y);
+    }
+    rounded[p] = from_float2<Pair>(value);
+  }
+  uint4 out;
+  memcpy(&out, rounded, 16);
+  *reinterpret_cast<uint4*>(static_cast<char*>(args.d) + at) = out;
+  return out;
+}
+
 // The end of a call that has read its inbox, by the last block that did: peers may drain into it again, and
 // the epoch is advanced.
 __device__ __forceinline__ void end_scatter(fluxgen_reduce_args const& args, uint32_t epoch) {
@@ -320,44 +366,13 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
 #pragma unroll
         for (int s = 0; s < kInFlight; ++s) {
           if (first + s < group.world) {
-            Pair pairs[4];
-            memcpy(pairs, &raw[s], 16);
-#pragma unroll
-            for (int p = 0; p < 4; ++p) {
-              float2 const value = to_float2(pairs[p]);
-              sum[p].x += value.x;
-              sum[p].y += value.y;
-            }
+            add_word<Pair>(sum, &raw[s]);
           }
         }
       }
       int64_t const row = i / vectors;
-      int64_t const column = i - row * vectors;
-      Pair added[4] = {};
-      if (args.bias != nullptr) {
-        uint4 const raw = static_cast<uint4 const*>(args.bias)[column];
-        memcpy(added, &raw, 16);
-      }
-      int64_t const at = ((above + row) * args.d_row_stride + column * 8) * 2;
-      Pair last[4] = {};
-      if (Shares && args.residual != nullptr) {
-        char const* const residual = static_cast<char const*>(args.residual) + at;
-        uint4 const raw = *reinterpret_cast<uint4 const*>(residual);
-        memcpy(last, &raw, 16);
-      }
-      Pair rounded[4];
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        float2 const bias = to_float2(added[p]), residual = to_float2(last[p]);
-        float2 value = make_float2(sum[p].x * args.scale + bias.x, sum[p].y * args.scale + bias.y);
-        if constexpr (Shares) {
-          value = make_float2(value.x + residual.x, value.y + residual.y);
-        }
-        rounded[p] = from_float2<Pair>(value);
-      }
-      uint4 out;
-      memcpy(&out, rounded, 16);
-      *reinterpret_cast<uint4*>(static_cast<char*>(args.d) + at) = out;
+      uint4 const out =
+          finish_word<Pair, Shares>(args, sum, above + row, i - row * vectors);
       for (int step = 1; pushes && step < group.world; ++step) {
         int const peer = (group.rank + step) % group.world;
         reinterpret_cast<uint4*>(result_slab(group, peer, group.rank, slab * 16))[i] = out;
@@ -378,6 +393,52 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
     }
   }
   end_scatter(args, epoch);
+}
+
+// gemm_ar in packets, last kernel: as the reduction, of packets, which it waits for one by one. They come from
+// all ranks at about the same time: a warp first waits for one of this rank's own, so that what it asks of
+// memory meanwhile is little, as the GEMM runs beside it.
+template <class Pair>
+__global__ void __launch_bounds__(kThreads) packed_reduce_kernel(fluxgen_reduce_args args) {
+  fluxgen_group const& group = args.group;
+  void* mine = group.peers[group.rank];
+  uint32_t const epoch = current_epoch(mine, 1);
+  char* const packets = packet_slab(group, group.rank, epoch, 0, 0);
+  int64_t const vectors = args.n / 8, total = args.rows * vectors;
+  int64_t const slab = total * 32;
+  int64_t const step = int64_t(gridDim.x) * kThreads;
+  int const lane = int(threadIdx.x) & 31;
+  int64_t warp_first = int64_t(blockIdx.x) * kThreads + (threadIdx.x - lane);
+  for (bool here = true; here && warp_first < total; warp_first += step) {
+    int64_t const i = warp_first + lane;
+    char* const at = packets + i * 32;
+    if (lane == 0) {
+      here = wait_packet(reinterpret_cast<uint64_t const*>(at + group.rank * slab), epoch, group,
+                         kReduceOp, group.rank);
+    }
+    __syncwarp();
+    float2 sum[4] = {};
+    for (int first = 0; i < total && here && first < group.world; first += kInFlight) {
+      int const count = min(kInFlight, group.world - first);
+      uint32_t words[kInFlight][4];
+      here = take_packets(at, slab, first, count, epoch, group, kReduceOp, words);
+#pragma unroll
+      for (int s = 0; s < kInFlight; ++s) {
+        if (s < count) {
+          add_word<Pair>(sum, words[s]);
+        }
+      }
+    }
+    if (i < total) {
+      int64_t const row = i / vectors;
+      finish_word<Pair, true>(args, sum, row, i - row * vectors);
+    }
+    here = __all_sync(~0u, here);
+  }
+  fence_system();  // what was taken is before what the calls behind this one send
+  if (last_block(mine, kTicketOffset)) {
+    end_scatter(args, epoch);
+  }
 }
 
 // gemm_a2a, last kernel: the slabs of the inbox, into D one behind the other. Blocks have a source each, in

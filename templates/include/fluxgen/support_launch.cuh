@@ -112,15 +112,17 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
   return FLUXGEN_OK;
 }
 
-// The reduction's kernels: by dtype, those that share behind those that do not.
+// The reduction's kernels: by dtype, those that share behind those that do not, then those of packets.
 inline void* const* reduce_kernels() {
   static void* const kernels[] = {reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162, false>),
                                   reinterpret_cast<void*>(&reduce_kernel<__half2, false>),
                                   reinterpret_cast<void*>(&reduce_kernel<__nv_bfloat162, true>),
-                                  reinterpret_cast<void*>(&reduce_kernel<__half2, true>)};
+                                  reinterpret_cast<void*>(&reduce_kernel<__half2, true>),
+                                  reinterpret_cast<void*>(&packed_reduce_kernel<__nv_bfloat162>),
+                                  reinterpret_cast<void*>(&packed_reduce_kernel<__half2>)};
   return kernels;
 }
-constexpr int kReduceKernels = 4;
+constexpr int kReduceKernels = 6;
 
 inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, char* message,
                    int64_t size) {
@@ -144,7 +146,11 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.drain < 0 || args.drain > 1) {
     return refuse(message, size, "drain: expected 0 or 1");
   }
-  int64_t const inbox = args.group.world * args.rows * args.n * 2;
+  bool const packed = args.shares == FLUXGEN_PACKETS;
+  if (packed && args.group.world * args.rows * args.n * 4 > args.group.packet_bytes) {
+    return refuse(message, size, "the packets do not fit one half of their part of the workspace");
+  }
+  int64_t const inbox = packed ? 0 : args.group.world * args.rows * args.n * 2;
   if (inbox > (args.drain ? args.group.drained_bytes : args.group.half_bytes)) {
     return refuse(message, size,
                   args.drain ? "the inbox does not fit the part of the workspace that is drained into"
@@ -153,10 +159,10 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.dtype != 0 && args.dtype != 1) {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
   }
-  if (args.shares < 0 || args.shares > FLUXGEN_EXCHANGE) {
+  if (args.shares < 0 || args.shares > FLUXGEN_PACKETS) {
     return refuse(message, size, "shares: expected 0, or one of enum fluxgen_shares");
   }
-  if (args.shares == FLUXGEN_ONE_SHOT && args.drain) {
+  if ((packed || args.shares == FLUXGEN_ONE_SHOT) && args.drain) {
     return refuse(message, size, "drain: one shot is stored, not drained");
   }
   if (args.shares && args.d_row_stride != args.n) {
@@ -177,7 +183,7 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   int64_t const words = (exchanges ? args.group.world : 1) * args.rows * (args.n / 8);
   int64_t const work = (words + kThreads - 1) / kThreads;
   *prepared = {exchanges ? reinterpret_cast<void*>(&exchange_kernel)
-                         : reduce_kernels()[args.dtype + (args.shares ? 2 : 0)],
+                         : reduce_kernels()[args.dtype + (packed ? 4 : args.shares ? 2 : 0)],
                block_count(args.blocks, args.drain ? kBlocksPerSmBesideCopies : kBlocksPerSm, work),
                kThreads, "reduce"};
   return FLUXGEN_OK;

@@ -42,6 +42,8 @@ def driver() -> ct.CDLL:
     lib.walk.restype = ct.c_int64
     lib.walk_flat.restype = ct.c_int64
     lib.run_ranks.restype = ct.c_int64
+    lib.run_packets.restype = ct.c_int64
+    lib.expire_packets.restype = ct.c_int64
     lib.expire.restype = ct.c_int64
     lib.layout.restype = ct.c_int64
     lib.size_of.restype = ct.c_size_t

@@ -123,6 +123,7 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_group, gathered_bytes)
   FLUXGEN_OFFSET(fluxgen_group, drained_bytes)
   FLUXGEN_OFFSET(fluxgen_group, result_bytes)
+  FLUXGEN_OFFSET(fluxgen_group, packet_bytes)
   FLUXGEN_OFFSET(fluxgen_group, peers)
   FLUXGEN_OFFSET(fluxgen_group, report)
   FLUXGEN_OFFSET(fluxgen_reduce_args, d)
@@ -173,6 +174,8 @@ int64_t layout(char const* name) {
   group.half_bytes = 2048;
   group.gathered_bytes = 1024;
   group.drained_bytes = 4096;
+  group.result_bytes = 512;
+  group.packet_bytes = 1024;
   group.rank = 3;
   group.peers[3] = base;
   if (!std::strcmp(name, "stage")) return at(stage(group, 3));
@@ -181,6 +184,7 @@ int64_t layout(char const* name) {
   if (!std::strcmp(name, "drained_source2")) return at(drained_slab(group, 3, 2, 256));
   if (!std::strcmp(name, "outbox_owner1")) return at(outbox_slab(group, 1, 256));
   if (!std::strcmp(name, "result_source2")) return at(result_slab(group, 3, 2, 256));
+  if (!std::strcmp(name, "packets_epoch1_source2")) return at(packet_slab(group, 3, 1, 2, 256));
   if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
   if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
   if (!std::strcmp(name, "abi_version")) return FLUXGEN_ABI_VERSION;
@@ -254,6 +258,118 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
   for (int r = 0; r < world; ++r) threads.emplace_back(rank_main, r);
   for (auto& t : threads) t.join();
   return expired ? -1 : wrong.load();
+}
+
+// What `source` sends as word `word` of a call: random bits, or bits that look like a mark, or a NaN.
+static uint32_t any_bits(uint32_t epoch, int source, int word) {
+  switch ((epoch + uint32_t(word)) % 6) {
+    case 0: return packet_mark(epoch);
+    case 1: return packet_mark(epoch + 1u);
+    case 2: return packet_mark(epoch - 2u);
+    case 3: return 0u;
+    case 4: return 0x7fc0ffffu + uint32_t(source);
+    default: return epoch * 2654435761u + uint32_t(source * 1009 + word);
+  }
+}
+
+// W ranks as threads send each other `eights` times eight elements in packets, in every call another shape: two
+// workers a rank write, two take. Every third call is one of flags. Returns the number of wrong words, or -1
+// on a timeout.
+int64_t run_packets(int world, int calls, int eights, int late_rank, uint32_t first) {
+  int64_t const half = (int64_t(world) * eights * 32 + 1023) / 1024 * 1024;
+  std::vector<std::vector<uint64_t>> memory(world);
+  for (auto& m : memory) {
+    m.assign(size_t(kDataOffset + 2 * half) / 8, 0u);
+    for (int s = 0; s < world; ++s) *arrived_flag(m.data(), s, 0) = first;
+  }
+  std::vector<fluxgen_report> reports(world);
+  std::atomic<int64_t> wrong{0};
+  std::atomic<bool> expired{false};
+  auto rank_main = [&](int rank) {
+    fluxgen_group group{};
+    group.world = world;
+    group.rank = rank;
+    group.packet_bytes = half;
+    group.timeout_ns = 20'000'000'000ull;
+    group.report = &reports[rank];
+    for (int p = 0; p < world; ++p) group.peers[p] = memory[p].data();
+    void* mine = memory[rank].data();
+    *workspace_word(mine, kEpochOffset) = first;
+    for (int call = 0; call < calls && !expired; ++call) {
+      if (rank == late_rank && call % 16 == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      uint32_t const epoch = current_epoch(mine, 1);
+      if (call % 3 == 2) {
+        for (int p = 0; p < world; ++p) store_release_system(arrived_flag(group.peers[p], rank, 0), epoch);
+        for (int s = 0; s < world; ++s) {
+          expired = expired || !wait_epoch(arrived_flag(mine, s, 0), epoch, group, 1, s, 0);
+        }
+        store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+        continue;
+      }
+      int const count = 1 + (call * 7) % eights;  // slabs of other calls begin elsewhere
+      int64_t const slab = int64_t(count) * 32;
+      auto send = [&](int part) {
+        for (int i = part; i < count; i += 2) {
+          for (int p = 0; p < world; ++p) {
+            auto* at = reinterpret_cast<uint64_t*>(packet_slab(group, p, epoch, rank, slab) + i * 32);
+            for (int two = 0; two < 4; two += 2) {
+              store_packets(at + two,
+                            make_packet(any_bits(epoch, rank, i * 4 + two), packet_mark(epoch)),
+                            make_packet(any_bits(epoch, rank, i * 4 + two + 1), packet_mark(epoch)));
+            }
+          }
+        }
+      };
+      auto take = [&](int part) {
+        for (int i = part; i < count; i += 2) {
+          char* at = packet_slab(group, rank, epoch, 0, slab) + i * 32;
+          auto* own = reinterpret_cast<uint64_t const*>(at + rank * slab);
+          if (!wait_packet(own, epoch, group, 2, rank)) expired = true;
+          for (int from = 0; from < world && !expired; from += 3) {
+            uint32_t words[3][4];
+            int const some = world - from < 3 ? world - from : 3;
+            if (!take_packets(at, slab, from, some, epoch, group, 2, words)) expired = true;
+            for (int s = 0; s < some; ++s) {
+              for (int w = 0; w < 4; ++w) wrong += words[s][w] != any_bits(epoch, from + s, i * 4 + w);
+            }
+          }
+        }
+      };
+      std::thread taker(take, 0), sender(send, 1);
+      send(0);
+      take(1);
+      taker.join();
+      sender.join();
+      auto const* packets = reinterpret_cast<uint64_t const*>(packet_slab(group, rank, epoch, 0, 0));
+      for (int64_t i = 0; i < half / 8; ++i) wrong += __atomic_load_n(&packets[i], __ATOMIC_RELAXED) != 0u;
+      store_relaxed(workspace_word(mine, kEpochOffset), epoch);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) threads.emplace_back(rank_main, r);
+  for (auto& t : threads) t.join();
+  return expired ? -1 : wrong.load();
+}
+
+// Of three sources' packets one is of an earlier call. Returns whether they were taken all the same.
+int64_t expire_packets(uint64_t timeout_ns, fluxgen_report* report) {
+  std::vector<std::vector<uint64_t>> memory(3, std::vector<uint64_t>(size_t(kDataOffset + 2048) / 8));
+  fluxgen_group group{};
+  group.world = 3;
+  group.packet_bytes = 1024;
+  group.timeout_ns = timeout_ns;
+  group.report = report;
+  for (int p = 0; p < 3; ++p) group.peers[p] = memory[p].data();
+  char* at = packet_slab(group, 0, 7, 0, 0);
+  for (int s = 0; s < 3; ++s) {
+    auto* to = reinterpret_cast<uint64_t*>(at + s * 32);
+    store_packets(to, make_packet(1, 7), make_packet(7, 7));
+    store_packets(to + 2, make_packet(7, 7), make_packet(7, s == 2 ? 5 : 7));
+  }
+  uint32_t words[3][4];
+  return take_packets(at, 32, 0, 3, 7, group, 2, words);
 }
 
 // One rank's ag_gemm calls: a thread begins each late, the blocks of its GEMMs take the epoch beside

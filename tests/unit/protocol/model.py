@@ -31,6 +31,8 @@ class Bug(enum.Enum):
     NO_SENT = "a drained call ends before its copies have taken their epoch"
     NO_FILLED = "copies do not wait for the tiles that they send"
     NO_FORWARD = "a slab is forwarded before it has come"
+    TORN = "a packet's epoch and its data are written apart"
+    SHORT_MARK = "packets carry one bit of their epoch, and nobody empties them"
     NO_REDUCED = "a peer's rows of an all-reduce are taken before they have come"
 
 
@@ -48,13 +50,16 @@ class Outcome:
 #   ("overtake", key, key)  enabled while the first word is above the second
 #   ("read", key, tag)      the data must carry the tag
 #   ("copy", src, dst, tag) read src (must carry the tag), pending plain write to dst
+#   ("take", key, tag, empty)  enabled once the packet's epoch is the tag's: it must be the tag, and
+#                           is replaced by ``empty``
 #   ("fork",) / ("join",)   the copy stream may run / must have finished this call; what the stream
 #                           before the event wrote has become visible
 #
 # Calls: A is an ag_gemm whose slabs are pulled, P one whose slabs are pushed, F one whose slabs are
 # forwarded round the ring, R a gemm_rs, D one whose partial slabs are drained, S one whose reduced
 # rows all ranks get. What tells these apart from others is not modelled: P is an a2a_gemm, too, and
-# R whatever reads all slabs of an inbox: an all-reduce in one shot, a gemm_a2a.
+# R whatever reads all slabs of an inbox: an all-reduce in one shot, a gemm_a2a. L is an all-reduce
+# in packets, two from each rank to each.
 def program(rank: int, world: int, calls: str, bug: Bug):
     main: list[tuple] = []
     copy: list[tuple] = []
@@ -150,6 +155,24 @@ def program(rank: int, world: int, calls: str, bug: Bug):
             main.append(("write", ("ended", rank), epoch))
             main.append(("join", len(copy)))
             drained = epoch
+        elif op == "L":
+            packets = [(s, i) for s in [*peers, rank] for i in range(2)]
+            for p, i in packets:
+                to = ("packet", p, half, rank, i)
+                if bug is Bug.TORN:
+                    main.append(("send", ("mark", p, half, rank, i), epoch))
+                main.append(("write" if p == rank else "send", to, (epoch, op, rank)))
+            for s, i in packets:
+                at = ("packet", rank, half, s, i)
+                tag, empty = (epoch, op, s), 0
+                if bug is Bug.TORN:
+                    main.append(("wait", ("mark", rank, half, s, i), epoch))
+                    main.append(("read", at, tag))
+                elif bug is Bug.SHORT_MARK:
+                    main.append(("wait", at, (0,)))
+                    main.append(("read", at, tag))
+                else:
+                    main.append(("take", at, tag, empty))
         else:
             for p in peers:
                 main.append(("send", ("inbox", p, half, rank), (epoch, op, rank)))
@@ -183,7 +206,7 @@ def _push(pending: tuple, stream: int, slot: int, value, release: bool) -> tuple
 _MEMORY = (
     "stage", "begun", "multiplied", "whole", "inbox", "ready", "pulled", "arrived", "gathered",
     "outbox", "filled", "drained", "consumed", "sent", "ended", "result",
-    "reduced",
+    "reduced", "packet", "mark",
 )  # fmt: skip
 _INVISIBLE = ("send", "release", "fork", "start", "join", "wait")
 
@@ -223,6 +246,12 @@ def explore(world: int, calls: str, bug: Bug = Bug.NONE, limit: int = 3_000_000)
                 enabled = bool(value) and value >= step[2]
             elif kind == "overtake":
                 enabled = memory[keys[step[1]]] > memory[keys[step[2]]]
+            elif kind == "take":
+                found = memory[keys[step[1]]]
+                enabled = bool(found) and found[0] == step[2][0]
+                if enabled and found != step[2]:
+                    return Outcome(len(seen), f"take {step[1]}: {found}, not {step[2]}")
+                after = (next_pcs, forked, _set(memory, keys[step[1]], step[3]), pending)
             elif kind in ("read", "copy"):
                 tag = step[-1]
                 if memory[keys[step[1]]] != tag:

@@ -37,6 +37,29 @@ def test_two_ranks_every_mix_with_all_reduces(calls):
     assert outcome.states > 100
 
 
+@pytest.mark.parametrize("calls", ["".join(c) for c in itertools.product("ALR", repeat=3)])
+def test_two_ranks_every_mix_with_packets(calls):
+    outcome = explore(2, calls)
+    assert outcome.error is None
+    assert outcome.states > 100
+
+
+def test_packets_of_every_second_call():
+    assert explore(2, "LLLL").error is None
+
+
+@pytest.mark.parametrize(
+    ("bug", "calls", "found"),
+    [
+        (Bug.TORN, "L", "read"),
+        (Bug.SHORT_MARK, "LLL", "read"),
+        (Bug.SINGLE_BUFFER, "LL", "deadlock"),
+    ],
+)
+def test_seeded_bugs_of_packets_are_found(bug, calls, found):
+    assert explore(2, calls, bug).error.startswith(found)
+
+
 @pytest.mark.parametrize("calls", ["SS", "SR", "DS", "SP"])
 def test_three_ranks_all_reduce(calls):
     assert explore(3, calls).error is None

@@ -20,6 +20,21 @@ def test_ranks_as_threads_read_what_was_written(world, chunks, tiles, late):
     assert driver().run_ranks(world, calls, chunks, tiles, late, ct.c_uint32(first)) == 0
 
 
+@pytest.mark.parametrize(("world", "late"), [(1, -1), (2, 0), (3, 2), (8, 5)])
+def test_packets_of_any_bits_are_taken_whole_and_once(world, late):
+    """Data are all bit patterns that could be taken for an epoch, NaNs among them."""
+    first = ct.c_uint32(2**32 - 12)  # it wraps, past the epoch of an empty packet
+    assert driver().run_packets(world, 100 if world < 8 else 40, 24, late, first) == 0
+
+
+def test_packets_that_never_come_are_given_up():
+    report = abi.Report()
+    taken = driver().expire_packets(ct.c_uint64(200_000_000), ct.byref(report))
+    assert taken == 0
+    assert (report.code, report.op, report.rank, report.peer) == (1, 2, 0, 2)
+    assert (report.expected, report.seen) == (7, 5)
+
+
 @pytest.mark.parametrize(("blocks", "gemms"), [(1, 1), (4, 1), (3, 3)])
 def test_gemms_beside_a_late_beginning_take_the_epoch_of_their_call(blocks, gemms):
     first = ct.c_uint32(2**32 - 10)  # it wraps
@@ -77,6 +92,7 @@ def test_ctypes_structs_match_the_header():
         ("fluxgen_group", "gathered_bytes"),
         ("fluxgen_group", "drained_bytes"),
         ("fluxgen_group", "result_bytes"),
+        ("fluxgen_group", "packet_bytes"),
         ("fluxgen_group", "peers"),
         ("fluxgen_group", "report"),
         ("fluxgen_reduce_args", "d"),
@@ -124,12 +140,13 @@ def test_workspace_layout_matches_the_header():
     assert layout(b"reduced_1") == abi.REDUCED_OFFSET + 4
     assert layout(b"stage") == abi.DATA_OFFSET
     assert layout(b"inbox_epoch1_source2") == abi.DATA_OFFSET + 3072 + 2048 + 2 * 256
-    sizes = workspace.Sizes(stage=3072, half=2048, gathered=1024, drained=4096, result=512)
+    sizes = workspace.Sizes(3072, 2048, gathered=1024, drained=4096, result=512, packets=1024)
     assert layout(b"matrix") == sizes.gathered_offset
     assert layout(b"drained_source2") == sizes.gathered_offset + 1024 + 2 * 256
     assert layout(b"outbox_owner1") == sizes.gathered_offset + 1024 + 4096 + 256
     assert layout(b"result_source2") == sizes.gathered_offset + 1024 + 2 * 4096 + 2 * 256
-    assert layout(b"result_source2") - 2 * 256 + 512 == sizes.total
+    assert layout(b"packets_epoch1_source2") == layout(b"result_source2") + 512 + 1024
+    assert layout(b"packets_epoch1_source2") - 2 * 256 + 1024 == sizes.total
     assert layout(b"max_world") == abi.MAX_WORLD
     assert layout(b"max_chunks") == abi.MAX_CHUNKS
     assert layout(b"abi_version") == abi.ABI_VERSION

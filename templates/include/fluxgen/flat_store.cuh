@@ -1,0 +1,92 @@
+// Where the finished rows of a flat tile go, eight elements at a time: to D, to the inbox of their owner, or
+// to all ranks, as rows or in packets. The same on every architecture.
+#ifndef FLUXGEN_FLAT_STORE_CUH_
+#define FLUXGEN_FLAT_STORE_CUH_
+
+#include "fluxgen/flat_tiles.cuh"
+#include "fluxgen/protocol.cuh"
+
+namespace fluxgen {
+
+// What a kernel knows of its stores before it has anything to store.
+template <class Element>
+struct FlatStore {
+  fluxgen_group const& group;
+  FlatTiles const& tiles;
+  int32_t n;
+  Element* d;  // of an ag_gemm
+  int64_t d_row_stride;
+  uint32_t epoch;  // of a gemm_rs
+  bool silent;     // a rank of the group has given up: no packet leaves
+
+  // Of a gemm_rs, by every thread that stores. Its packets come after all that this rank has read in its
+  // calls before; no fence is needed between them.
+  static __device__ FlatStore begin(fluxgen_group const& group, FlatTiles const& tiles, int32_t n) {
+    uint32_t const epoch = current_epoch(group.peers[group.rank], 1);
+    bool silent = false;
+    if (tiles.one_shot == FLUXGEN_IN_PACKETS) {
+      silent = aborted_by(group) != 0u;
+      fence_system();
+    }
+    return {group, tiles, n, nullptr, 0, epoch, silent};
+  }
+
+  // Eight columns of a token, from `column` on, a multiple of 8.
+  template <bool kAllGather>
+  __device__ void put(int32_t token, int32_t column, float const (&sum)[8]) const {
+    alignas(16) Element rounded[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      rounded[j] = Element(sum[j]);
+    }
+    uint4 const out = *reinterpret_cast<uint4 const*>(rounded);
+    if constexpr (kAllGather) {
+      *reinterpret_cast<uint4*>(d + token * d_row_stride + column) = out;
+      return;
+    }
+    if (tiles.one_shot == FLUXGEN_IN_PACKETS) {
+      put_packets(token, column, out);
+      return;
+    }
+    int const owner = tiles.one_shot ? group.rank : token / tiles.rows;
+    int const of_owner = tiles.one_shot ? token : token - owner * tiles.rows;
+    int64_t const slab_bytes = int64_t(tiles.rows) * n * int64_t(sizeof(Element));
+    int64_t const offset = (int64_t(of_owner) * n + column) * int64_t(sizeof(Element));
+    int const copies = tiles.one_shot ? tiles.world : 1;
+    for (int copy = 0; copy < copies; ++copy) {
+      int const to = (owner + copy) % tiles.world;
+      *reinterpret_cast<uint4*>(inbox_slab(group, to, epoch, group.rank, slab_bytes) + offset) = out;
+    }
+  }
+
+  // After all stores of a tile, when its block has met at a barrier: `thread` tells one owner, in its `share` of
+  // what that waits for. Packets tell by themselves.
+  __device__ void signal(int32_t tile_m, int32_t thread, uint32_t shares) const {
+    Ranks const owners = ranks_of(tiles, tile_m);
+    int const owner = owners.first + thread;
+    if (tiles.one_shot != FLUXGEN_IN_PACKETS && owner < owners.end) {
+      fence_device();  // all threads' stores: they are before the barrier just passed
+      signal_tile(group, owner, 0, tiles_of(tiles, owner) * shares, epoch, false);
+    }
+  }
+
+ private:
+  __device__ void put_packets(int32_t token, int32_t column, uint4 out) const {
+    if (silent) {
+      return;
+    }
+    uint32_t const mark = packet_mark(epoch);
+    int64_t const offset = (int64_t(token) * n + column) * 4;
+    int64_t const slab_bytes = int64_t(tiles.rows) * n * 4;
+    for (int copy = 1; copy <= tiles.world; ++copy) {  // this rank's own last
+      int const to = (group.rank + copy) % tiles.world;
+      auto* const at = reinterpret_cast<uint64_t*>(
+          packet_slab(group, to, epoch, group.rank, slab_bytes) + offset);
+      store_packets(at, make_packet(out.x, mark), make_packet(out.y, mark));
+      store_packets(at + 2, make_packet(out.z, mark), make_packet(out.w, mark));
+    }
+  }
+};
+
+}  // namespace fluxgen
+#endif  // FLUXGEN_FLAT_STORE_CUH_

@@ -36,8 +36,8 @@ def why_illegal(kernel: KernelConfig, smem_kb: int, transposed: bool) -> str | N
         transposed: whether B is (k, n).
     """
     if kernel.schedule not in WARPS:
-        valid = " or ".join(schedule.value for schedule in WARPS)
-        return f"schedule {kernel.schedule.value} is Hopper's; on sm80 use {valid}"
+        valid = ", ".join(schedule.value for schedule in WARPS)
+        return f"schedule {kernel.schedule.value} is Hopper's; on sm80 use {valid} or flat"
     for name, value, valid_values in (
         ("tile_m", kernel.tile_m, TILE_M),
         ("tile_n", kernel.tile_n, TILE_N),

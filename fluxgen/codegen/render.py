@@ -80,8 +80,8 @@ def render_kernel(
     """
     if arch not in ("sm80", "sm86", "sm89", "sm90"):
         raise UnsupportedError(f"arch {arch}: expected sm80, sm86, sm89 or sm90")
-    ours = kernel.schedule in ampere.WARPS
-    if ours is (arch == "sm90"):
+    flat, hopper = kernel.schedule is Schedule.FLAT, arch == "sm90"
+    if not flat and (kernel.schedule in ampere.WARPS) is hopper:
         raise UnsupportedError(f"arch {arch}: has no schedule {kernel.schedule.value}")
     name = kernel_name(signature, arch, kernel)
     values: dict[str, object] = {
@@ -94,9 +94,10 @@ def render_kernel(
         "tile_k": kernel.tile_k,
         "stages": kernel.stages,
     }
-    if kernel.schedule is Schedule.FLAT:
-        return Rendered(name, render_template("gemm_sm90_flat.cu.j2", values, root), arch)
-    if ours:
+    if flat:
+        template = "gemm_sm90_flat.cu.j2" if hopper else "gemm_sm80_flat.cu.j2"
+        return Rendered(name, render_template(template, values, root), arch)
+    if not hopper:
         values["warps_m"], values["warps_n"] = ampere.warp_grid(kernel)
         return Rendered(name, render_template("gemm_sm80.cu.j2", values, root), arch)
     values |= {

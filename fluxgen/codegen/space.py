@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 
-from fluxgen.codegen import ampere, flat
+from fluxgen.codegen import ampere, ampere_flat, flat
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, ceil_div
 from fluxgen.core.topology import Gpu, LinkKind, Topology
@@ -78,6 +78,8 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
             f"output type {signature.out_dtype.value} differs from input type "
             f"{signature.dtype.value}: kernels write the input type"
         )
+    if gpu.cc != 90 and kernel.schedule is Schedule.FLAT:
+        return ampere_flat.why_illegal(kernel, gpu.smem_kb)
     if gpu.cc != 90:
         return ampere.why_illegal(kernel, gpu.smem_kb, signature.b_layout == "kn")
     if kernel.schedule is Schedule.FLAT:
@@ -125,10 +127,11 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
 
 
 def kernel_space(signature: Signature, gpu: Gpu) -> Iterator[KernelConfig]:
-    """Every legal kernel (sm90: with automatic stages), in a fixed order."""
+    """Every legal kernel (sm90: with automatic stages), in a fixed order; flat ones last."""
     if gpu.cc != 90:
-        legal = (k for k in ampere.kernels() if why_illegal_kernel(signature, gpu, k) is None)
-        yield from legal
+        for kernel in chain(ampere.kernels(), ampere_flat.kernels()):
+            if why_illegal_kernel(signature, gpu, kernel) is None:
+                yield kernel
         return
     for tile_m, tile_n, tile_k, cluster, schedule in product(
         TILE_M, TILE_N, TILE_K, CLUSTERS, (Schedule.PINGPONG, Schedule.COOPERATIVE)
@@ -169,6 +172,8 @@ def why_illegal(
         return f"tp={world} is not the topology's world {topology.world} (at most {MAX_WORLD})"
     if run.groups and (sum(run.groups) != world or min(run.groups) < 1):
         return f"groups {run.groups} do not sum to the {world} ranks with at least one in each"
+    if kernel.schedule is Schedule.FLAT and topology.gpu.cc != 90 and run.split != 1:
+        return f"split {run.split}: flat sm80 kernels split k over the warps of a block; use 1"
     return _why_illegal_transport(problem, topology, run) or (
         flat.why_illegal(problem, kernel, run)
         if kernel.schedule is Schedule.FLAT

@@ -19,7 +19,12 @@ class Schedule(str, enum.Enum):
     MULTISTAGE_8 = "multistage8"
     """sm80: ``MainloopSm80CpAsync`` with so many warps, which load and multiply in turn."""
     FLAT = "flat"
-    """sm90: tiles span the rows of all ranks, operands swapped, K split over a cluster's blocks."""
+    """Tiles span the rows of all ranks, operands swapped; K is split over a cluster's blocks
+    (sm90) or a block's warps (sm80)."""
+
+
+SM80_FLAT_WARPS = 8
+"""Warps of a block of a flat sm80 kernel, over which it splits K (``sm80_flat.cuh``)."""
 
 
 class Transport(str, enum.Enum):
@@ -41,8 +46,8 @@ class Transport(str, enum.Enum):
     """gemm_ar of few tokens, in one shot: the epilogue stores into the inboxes of all ranks, and
     each of them reduces all rows."""
     PEER_PACKETS = "peer_packets"
-    """gemm_ar of the fewest tokens, in one shot: as peer_broadcast, but in packets of 32 bits of
-    data and their epoch, which need neither flags nor fences and are twice the bytes (NCCL's LL)."""
+    """gemm_ar of the fewest tokens, in one shot: as peer_broadcast, but in packets of 32 bits
+    of data and their epoch, which need neither flags nor fences, at twice the bytes (NCCL's LL)."""
     COPY_ENGINE_DRAIN = "copy_engine_drain"
     """gemm_rs over PCIe: tiles are stored locally, a copy engine ships finished chunks."""
 

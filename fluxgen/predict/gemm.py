@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp
 
-from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.core.config import SM80_FLAT_WARPS, KernelConfig, Schedule
 from fluxgen.core.problem import ceil_div
 from fluxgen.core.topology import Gpu
 from fluxgen.predict import constants as c
@@ -228,9 +228,10 @@ def flat_gemm_time(
     grid = Grid(
         ceil_div(m, kernel.tile_m), ceil_div(n, kernel.tile_n), (1,), 1, gpu.sm_count // split
     )
-    steps = ceil_div(ceil_div(k, kernel.tile_k), split)
-    stage = (kernel.tile_m + kernel.tile_n) * kernel.tile_k * element
-    flops = 2.0 * kernel.tile_m * kernel.tile_n * kernel.tile_k * steps
+    depth = kernel.tile_k if gpu.cc == 90 else kernel.tile_k * SM80_FLAT_WARPS
+    steps = ceil_div(ceil_div(k, depth), split)
+    stage = (kernel.tile_m + kernel.tile_n) * depth * element
+    flops = 2.0 * kernel.tile_m * kernel.tile_n * depth * steps
     ideal = flops / (gpu.tflops * 1e6 / gpu.sm_count * c.COLD_RATE)
     loads = steps * stage / (c.FLAT_SM_GBS * 1e3)
     wave = max(ideal, loads) + steps * c.STEP_US + c.FILL_US

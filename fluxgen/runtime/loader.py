@@ -96,6 +96,7 @@ class FusedKernel(Library):
                 f"{abi.ABI_VERSION}; run `fluxgen build` again",
                 status,
             )
+        flat = kernel.schedule is Schedule.FLAT  # of either architecture
         found = (
             self.info.op,
             self.info.dtype,
@@ -119,8 +120,8 @@ class FusedKernel(Library):
             kernel.cluster_m,
             kernel.cluster_n,
             kernel.schedule is Schedule.COOPERATIVE,
-            ampere.WARPS.get(kernel.schedule, 0),
-            kernel.schedule is Schedule.FLAT,
+            self.info.warps if flat else ampere.WARPS.get(kernel.schedule, 0),
+            flat,
         )
         if found != expected or kernel.stages not in (0, self.info.stages):
             raise KernelError(f"{path}: holds kernel {found}, expected {expected}")

@@ -32,6 +32,10 @@ FLAT_TILES = (
     (16, 64, 128), (16, 192, 128), (32, 128, 128), (64, 64, 128), (64, 128, 128), (64, 256, 64),
     (128, 128, 128), (128, 192, 64),
 )  # fmt: skip
+AMPERE_FLAT_TILES = (
+    (16, 16, 64, 4), (16, 16, 64, 6), (16, 32, 64, 3), (16, 64, 32, 4), (32, 32, 32, 4),
+    (32, 64, 32, 3), (64, 32, 32, 3),
+)  # fmt: skip
 CORNERS = (
     Entry("sm90", KN_AG, KernelConfig(128, 128, 64, 1, 1, PP)),
     Entry("sm90", KN_AG, KernelConfig(128, 192, 64, 2, 1, PP)),
@@ -71,6 +75,16 @@ CORNERS = (
     Entry("sm80", KN_RS, KernelConfig(256, 96, 64, 1, 1, M8, 3)),
     Entry("sm80", Signature.of("ag_gemm", "fp16"), KernelConfig(256, 128, 32, 1, 1, M8, 3)),
     Entry("sm80", Signature.of("gemm_rs", "fp16"), KernelConfig(128, 128, 64, 1, 1, M8, 4)),
+    *(
+        Entry("sm80", Signature.of(op), KernelConfig(m, n, k, 1, 1, FLAT, stages))
+        for op in ("ag_gemm", "gemm_rs")
+        for m, n, k, stages in AMPERE_FLAT_TILES
+    ),
+    Entry("sm80", KN_AG, KernelConfig(16, 16, 64, 1, 1, FLAT, 4)),
+    Entry("sm80", KN_RS, KernelConfig(32, 64, 32, 1, 1, FLAT, 3)),
+    Entry("sm80", KN_RS, KernelConfig(16, 32, 32, 1, 1, FLAT, 2)),
+    Entry("sm80", Signature.of("ag_gemm", "fp16"), KernelConfig(64, 32, 32, 1, 1, FLAT, 3)),
+    Entry("sm80", Signature.of("gemm_rs", "fp16"), KernelConfig(16, 64, 32, 1, 1, FLAT, 4)),
 )
 
 

@@ -40,6 +40,8 @@ def flat_run(problem: Problem, split: int, transport: Transport | None = None) -
 
 
 def splits_of(kernel, k: int) -> list[int]:
+    if kernel.info.warps:  # Ampere's
+        return [1]
     return [split for split in SPLITS if split <= ceil_div(k, kernel.kernel.tile_k)]
 
 

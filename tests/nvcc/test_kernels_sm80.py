@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from fluxgen.build import toolchain
 from fluxgen.build.store import Store
-from fluxgen.codegen import ampere
+from fluxgen.codegen import ampere, ampere_flat
 from fluxgen.codegen.render import render_kernel
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError, ToolchainError
@@ -58,6 +59,66 @@ def test_newer_gpus_find_ptx(built):
         pytest.skip("no cuobjdump beside nvcc")
     listed = subprocess.run([dump, "--list-ptx", artifact.path], capture_output=True, text=True)
     assert artifact.arch.replace("sm", "sm_") in listed.stdout
+
+
+FLAT_AG = Signature.of("ag_gemm", "fp16"), KernelConfig(64, 32, 32, 1, 1, Schedule.FLAT, 3)
+FLAT_RS = (
+    replace(Signature.of("gemm_rs"), b_layout="kn"),
+    KernelConfig(16, 16, 64, 1, 1, Schedule.FLAT, 2),
+)
+
+
+@pytest.fixture(scope="module", params=[FLAT_AG, FLAT_RS], ids=["most sums", "kn"])
+def built_flat(request, tmp_path_factory, toolchain):
+    signature, kernel = request.param
+    store = Store(tmp_path_factory.mktemp("store") / "s")
+    artifact = store.build(source_of(render_kernel(signature, "sm80", kernel)), toolchain)
+    return artifact, FusedKernel(artifact.path, signature, kernel)
+
+
+def test_a_flat_kernel_does_not_spill_and_says_what_it_is(built_flat):
+    artifact, loaded = built_flat
+    (facts,) = artifact.facts
+    assert (facts.spill_stores, facts.spill_loads, facts.stack) == (0, 0, 0)
+    assert facts.registers <= 255
+    assert (loaded.info.flat, loaded.info.warps) == (1, 8)
+    assert loaded.info.smem_bytes == ampere_flat.shared_bytes(loaded.kernel)
+    with pytest.raises(KernelError, match="expected"):
+        FusedKernel(loaded.path, loaded.signature, replace(loaded.kernel, tile_n=64))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"split": 2}, "split=2: expected 1"),
+        ({"span": 2}, "span=2: a flat kernel tiles all 4 slabs"),
+        ({"chunk_size": 64}, "chunk_size=64|multiple of 16"),
+        ({"n": 36}, "n=36"),
+    ],
+)
+def test_what_a_flat_kernel_cannot_take_is_refused_on_the_host(built_flat, changes, words):
+    _, loaded = built_flat
+    fits = {"rows": 4, "span": 4, "b_row_stride": 512}
+    loaded.check(arguments(loaded, **fits))
+    with pytest.raises(KernelError, match=words):
+        loaded.check(arguments(loaded, **{**fits, **changes}))
+
+
+def test_packets_are_of_a_reduction_and_need_room(built_flat):
+    _, loaded = built_flat
+    fits = {"rows": 13, "span": 1, "b_row_stride": 512, "one_shot": abi.IN_PACKETS}
+    if loaded.signature.op.gathers:
+        with pytest.raises(KernelError, match="one_shot=2: expected 0"):
+            loaded.check(arguments(loaded, **fits))
+        return
+    with pytest.raises(KernelError, match=r"packet_bytes: .*at least 106496; found 0"):
+        loaded.check(arguments(loaded, **fits))
+    args = arguments(loaded, **fits)
+    args.group.packet_bytes = 106496
+    loaded.check(args)
+    args.one_shot = 3
+    with pytest.raises(KernelError, match="one_shot=3"):
+        loaded.check(args)
 
 
 def arguments(kernel, **changes):

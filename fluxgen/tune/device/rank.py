@@ -208,8 +208,8 @@ class OneRank(Alone):
         slab = args.rows * args.n * 4
         if slab % 256:
             raise UsageError(
-                f"peer_packets of {args.rows} x {args.n}: expected m * n to be a multiple of 64, or "
-                "they cannot be imitated on one GPU"
+                f"peer_packets of {args.rows} x {args.n}: expected m * n to be a multiple of 64, "
+                "or they cannot be imitated on one GPU"
             )
         for peer in range(1, self.problem.tp):
             args.group.peers[peer] = self.mine.data_ptr() + peer * slab

@@ -4,6 +4,7 @@
 #ifndef FLUXGEN_SM90_FLAT_LAUNCH_CUH_
 #define FLUXGEN_SM90_FLAT_LAUNCH_CUH_
 
+#include "fluxgen/flat_arguments.cuh"
 #include "fluxgen/gemm_launch.cuh"
 #include "fluxgen/sm90_flat.cuh"
 
@@ -46,17 +47,8 @@ DeviceFacts const& sm90_flat_device(int device) {
 
 template <class Config>
 int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
-  if (int const status = check_gemm(args, facts_of<Config>(true), message, size)) {
+  if (int const status = check_flat(args, facts_of<Config>(true), message, size)) {
     return status;
-  }
-  if (args.chunk_size != 0 || args.drain != 0) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "chunk_size=%lld, drain=%lld: a flat kernel has whole slabs, and stores to their owners",
-                args.chunk_size, args.drain);
-  }
-  if (args.one_shot == 0 && args.group.world > 1 && args.span != args.group.world) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "span=%lld: a flat kernel tiles all %lld slabs as one", args.span, args.group.world);
   }
   int const steps = int((args.k + Config::kTileK - 1) / Config::kTileK);
   if (args.split < 0 || args.split > kMaxSplit || (args.split & (args.split - 1)) != 0 ||

@@ -38,9 +38,42 @@ def test_a_kernel_that_cannot_be_compiled_says_why(changes, words):
     assert any(word in reason for word in words.split("|")), reason
 
 
-def test_only_hopper_has_them():
-    ampere = parse_gpu("a100-sxm-80gb")
-    assert "Hopper" in (why_illegal_kernel(AG, ampere, KERNEL) or "")
+AMPERE_KERNEL = KernelConfig(16, 32, 32, 1, 1, Schedule.FLAT, 3)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes", "words"),
+    [
+        ("a100-sxm-80gb", {"tile_m": 128}, "tile_m 128"),
+        ("a100-sxm-80gb", {"tile_n": 256}, "tile_n 256"),
+        ("a100-sxm-80gb", {"tile_k": 128}, "tile_k 128"),
+        ("a100-sxm-80gb", {"stages": 0}, "stages 0"),
+        ("a100-sxm-80gb", {"cluster_m": 2}, "no clusters"),
+        ("a100-sxm-80gb", {"tile_m": 64, "tile_n": 64, "stages": 2}, "too many registers"),
+        ("a100-sxm-80gb", {"tile_n": 64, "stages": 6}, "a block has 163 KiB"),
+        ("l20", {"stages": 6}, "a block has 99 KiB"),
+    ],
+)
+def test_an_ampere_kernel_that_cannot_be_compiled_says_why(gpu, changes, words):
+    assert why_illegal_kernel(AG, parse_gpu(gpu), AMPERE_KERNEL) is None
+    changed = replace(AMPERE_KERNEL, **changes)
+    assert words in (why_illegal_kernel(AG, parse_gpu(gpu), changed) or "")
+
+
+@pytest.mark.parametrize("signature", [AG, RS, AR])
+@pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "l20", "rtx-4090"])
+def test_amperes_flat_kernels_have_one_split_and_their_own_template(signature, gpu):
+    topology = Topology.of(gpu, "pcie", 8)
+    kernels = [k for k in kernel_space(signature, topology.gpu) if k.schedule is Schedule.FLAT]
+    assert len(kernels) == len(set(kernels)) >= 20
+    problem = Problem(signature, 16, 1024, 4096, 8)
+    for kernel in kernels:
+        runs = list(run_space(problem, topology, kernel))
+        assert {run.split for run in runs} == (set() if kernel.tile_m >= 32 else {1})
+    assert "sm80_flat.cuh" in render_kernel(signature, topology.gpu.arch, AMPERE_KERNEL).text
+    split = replace(RUN, split=2)
+    assert "warps of a block" in (why_illegal(Problem(RS, 16, 1024, 4096, 8), topology,
+                                              AMPERE_KERNEL, split) or "")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -58,6 +91,8 @@ def test_only_hopper_has_them():
         (Problem(RS, 16, 512, 512, 8), replace(RUN, transport=Transport.COPY_ENGINE_DRAIN),
          "copy_engine_drain"),
         (Problem(AR, 17, 512, 512, 8), RUN, "only peer_broadcast"),
+        (Problem(AR, 65, 512, 512, 8), replace(RUN, transport=Transport.PEER_PACKETS),
+         "at most 64 tokens; use peer_broadcast"),
         (Problem(RS, 17, 512, 512, 8), RUN, "not a multiple of tp=8"),
     ],
 )  # fmt: skip

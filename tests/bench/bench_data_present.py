@@ -2,13 +2,15 @@
 
     python -m tests.bench.bench_data_present [--shapes section6|llama|models|decode]
                                              [--tokens 8192,16384] [--seconds 120] [--out FILE]
+                                             [--arch sm80]
 
 All SMs belong to one rank of W = 8, every flag is already up, RS stores land in local inboxes: what
 is measured is the cost of the fused form itself (rank-batched order, waits, signals), not of a
 link. Each round times cuBLAS and every candidate once, in turn; figures are medians over rounds of
 the ratio within a round, with the quartiles as spread. A first pass ranks all (kernel, groups,
 panel) with few rounds, a second times the best ones with many. The RS reduction is timed apart.
-At the end, per m, the geometric mean and the worst of the best ratios.
+At the end, per m, the geometric mean and the worst of the best ratios. ``--arch sm80`` times Ampere's
+kernels, in the code that this GPU compiles from their PTX.
 """
 
 from __future__ import annotations
@@ -177,9 +179,15 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
+GPUS = {"sm90": "h200", "sm80": "a100-sxm-80gb"}
+"""What an architecture's kernels are legal for."""
+
+
 def candidates(problem: Problem, topology: Topology, full: bool):
     transport = Transport.COPY_ENGINE_PULL if problem.op is Op.AG_GEMM else Transport.PEER_STORE
     for name in compiled_kernels():
+        if f"_{topology.gpu.arch}_" not in name:
+            continue
         kernel = load_kernel(name)
         if kernel.signature != problem.signature:
             continue
@@ -263,10 +271,11 @@ def main() -> int:
     parser.add_argument("--tokens", help="of the set, only these m, as 8192,16384")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--full", action="store_true", help="all groupings in the first pass")
+    parser.add_argument("--arch", default="sm90", choices=list(GPUS))
     args = parser.parse_args()
     faulthandler.dump_traceback_later(args.seconds + 60, exit=True)
     start = time.monotonic()
-    topology = Topology.of("h200", "nvlink", WORLD)
+    topology = Topology.of(GPUS[args.arch], "nvlink", WORLD)
     results = []
     tokens = {int(m) for m in args.tokens.split(",")} if args.tokens else None
     for op, m, n, k in shapes_of(args.shapes):

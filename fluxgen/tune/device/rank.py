@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from fluxgen.core.config import RunConfig, Transport
-from fluxgen.core.errors import UsageError
+from fluxgen.core.errors import KernelError
 from fluxgen.core.problem import Op, Problem
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
@@ -203,11 +203,11 @@ class OneRank(Alone):
         """What goes to the p-th peer's slot of this rank goes to this rank's slot of that peer.
 
         Raises:
-            UsageError: slabs are so short that shifted workspaces are not aligned.
+            KernelError: slabs are so short that shifted workspaces are not aligned.
         """
         slab = args.rows * args.n * 4
         if slab % 256:
-            raise UsageError(
+            raise KernelError(
                 f"peer_packets of {args.rows} x {args.n}: expected m * n to be a multiple of 64, "
                 "or they cannot be imitated on one GPU"
             )

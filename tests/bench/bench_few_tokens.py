@@ -1,0 +1,154 @@
+"""All-reduces of few tokens: in packets and in one shot, against cuBLAS and the same bytes.
+
+    python -m tests.bench.bench_few_tokens [--tokens 1,8,64] [--seconds 120] [--out FILE]
+
+One rank of W = 8 has all SMs; its peers' flags are up, its packets are all its own, stores land on
+this GPU. Measured is the call, kernel by kernel, cold L2, interleaved with cuBLAS's GEMM. What the
+link takes is then added to all of them, as a formula: one latency and the bytes at its rate, the
+unfused path by the better of one shot and two. Of each transport the best kernel and split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import shlex
+import statistics
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from fluxgen.codegen.flat import SPLITS
+from fluxgen.codegen.space import why_illegal
+from fluxgen.core.config import RunConfig, Transport
+from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.topology import Topology
+from fluxgen.predict.link import store_rate, transfer_us
+from fluxgen.runtime.emulated_link import EmulatedLink
+from fluxgen.runtime.kernels import emulated_link
+from fluxgen.runtime.loader import FusedKernel
+from fluxgen.shapes import model_gemms
+from fluxgen.tune.device import schedule
+from fluxgen.tune.device.check import Operands, matmul, wrong
+from fluxgen.tune.device.rank import OneRank
+from fluxgen.tune.device.timing import Stopwatch
+from tests.bench.bench_data_present import DECODED
+from tests.gpu.conftest import KERNELS
+from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
+
+WORLD = 8
+TOKENS = (1, 8, 16, 32, 64, 128, 256)
+ONE_SHOTS = (Transport.PEER_PACKETS, Transport.PEER_BROADCAST)
+
+
+def link_us(problem: Problem, topology: Topology, transport: Transport) -> float:
+    """What the formula adds to a call by this transport."""
+    if transport is Transport.PEER_PACKETS:
+        return schedule.packets_us(problem, topology)
+    whole = (problem.tp - 1) * problem.m * problem.n * problem.signature.out_dtype.bytes
+    return topology.latency_us + transfer_us(whole, topology, store_rate(topology, transport))
+
+
+def measure(
+    problem: Problem, topology: Topology, kernels: list[FusedKernel], link: EmulatedLink
+) -> dict[str, object]:
+    support = load_support()
+    rank = OneRank(problem, topology, support, link)
+    rank.present(True)
+    operands = Operands.of(problem)
+    left, weight = operands.left[0], operands.weight
+    out = torch.full((problem.m, problem.n), float("nan"), device="cuda", dtype=left.dtype)
+    plain = torch.empty_like(out)
+    watch = Stopwatch(lambda: rank.finish(30))
+
+    def library() -> None:
+        torch.mm(left, weight.t(), out=plain)
+
+    watch.warm(library, 5.0)
+    row: dict[str, object] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    queues, chosen = {"cublas": ((lambda: None), library)}, {}
+    for transport in ONE_SHOTS:
+        calls = {}
+        for kernel, split in product(kernels, SPLITS):
+            run = RunConfig((WORLD,), transport=transport, span=WORLD, split=split)
+            if why_illegal(problem, topology, kernel.kernel, run) is None:
+                call = rank.call(kernel, run, left, weight, out, present=True)
+                calls[f"{kernel.kernel.name} {split}"] = (call, kernel, run)
+        if not calls:
+            continue
+        times = watch.round({name: call for name, (call, _, _) in calls.items()})
+        best = min(times, key=lambda name: statistics.median(times[name]))
+        call, kernel, run = calls[best]
+        reason = wrong(problem, kernel, run, support)
+        assert reason is None, reason
+        queues[transport.value], chosen[transport] = call, best
+    assert torch.isfinite(plain).all()
+    assert torch.equal(plain, matmul(left, weight))
+    for name, timing in watch.interleaved(queues, most=60).items():
+        row[name] = {"us": timing.median_us, "spread": timing.spread}
+    unfused = row["cublas"]["us"] + schedule.unfused_us(problem, topology)  # type: ignore[index]
+    row["unfused_us"] = unfused
+    for transport, name in chosen.items():
+        entry = row[transport.value]
+        assert isinstance(entry, dict)
+        entry["kernel"] = name
+        entry["whole_us"] = entry["us"] + link_us(problem, topology, transport)
+        entry["speedup"] = unfused / entry["whole_us"]
+    return row
+
+
+def main() -> None:
+    """Measure and print a table; JSON with ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--out", default="few_tokens.json")
+    args = parser.parse_args()
+    faulthandler.dump_traceback_later(args.seconds + 60, exit=True)
+    start = time.monotonic()
+    topology = Topology.of("h200", "nvlink", WORLD)
+    signature = Signature.of("gemm_ar")
+    names = [n for n in compiled_kernels() if n.startswith("gemm_rs_bf16_sm90") and "_flat_" in n]
+    kernels = [load_kernel(name) for name in sorted(names)]
+    gemms = [g for model in DECODED for g in model_gemms(model, WORLD) if g.op is Op.GEMM_RS]
+    rows, link = [], emulated_link("sm90", KERNELS)
+    for m, (n, k) in product(
+        map(int, args.tokens.split(",")), dict.fromkeys((g.n, g.k) for g in gemms)
+    ):
+        if time.monotonic() - start > args.seconds:
+            print(f"stopped after {args.seconds:g} s")
+            break
+        row = measure(Problem(signature, m, n, k, WORLD), topology, kernels, link)
+        rows.append(row)
+        cells = [f"{m:4d} {n:6d} {k:6d}  cublas {row['cublas']['us']:6.1f}"]  # type: ignore[index]
+        cells.append(f"unfused {row['unfused_us']:6.1f}")
+        for transport in ONE_SHOTS:
+            entry = row.get(transport.value)
+            if isinstance(entry, dict):
+                cells.append(
+                    f"{transport.value} {entry['us']:6.1f} + link = {entry['whole_us']:6.1f}, "
+                    f"{entry['speedup']:.2f} ({entry['kernel']})"
+                )
+        print("  ".join(cells), flush=True)
+    command = shlex.join(["python", "-m", "tests.bench.bench_few_tokens", *sys.argv[1:]])
+    Path(args.out).write_text(
+        json.dumps(
+            {
+                "command": command,
+                "gpu": torch.cuda.get_device_name(),
+                "torch": torch.__version__,
+                "provenance": "emulated: one GPU, local stores; the link's time by a formula",
+                "rows": rows,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,8 @@ is measured is the cost of the fused form itself (rank-batched order, waits, sig
 link. Each round times cuBLAS and every candidate once, in turn; figures are medians over rounds of
 the ratio within a round, with the quartiles as spread. A first pass ranks all (kernel, groups,
 panel) with few rounds, a second times the best ones with many. The RS reduction is timed apart.
-At the end, per m, the geometric mean and the worst of the best ratios. ``--arch sm80`` times Ampere's
-kernels, in the code that this GPU compiles from their PTX.
+At the end, per m, the geometric mean and the worst of the best ratios. ``--arch sm80`` times
+Ampere's kernels, in the code that this GPU compiles from their PTX.
 """
 
 from __future__ import annotations

@@ -33,6 +33,11 @@ STORE = RunConfig(transport=Transport.PEER_STORE)
 DRAIN = RunConfig(transport=Transport.COPY_ENGINE_DRAIN)
 
 AG, RS = Signature.of("ag_gemm"), Signature.of("gemm_rs")
+AR = Signature.of("gemm_ar")
+FLAT = KernelConfig(16, 64, 128, 1, 1, Schedule.FLAT)
+FEW = {3: Transport.PEER_PACKETS, 5: Transport.PEER_BROADCAST, 16: Transport.PEER_PACKETS}
+"""Tokens of an all-reduce in one shot."""
+FEW_NK = 1368, 520
 AG_T, RS_T = replace(AG, b_layout="kn"), replace(RS, b_layout="kn")
 
 
@@ -57,6 +62,9 @@ def database(records: Iterable[Record], path: str | None = None) -> str:
 def shapes(tp: int) -> list[Record]:
     """What the tests call, for groups of ``tp``: every size with every transport that fits it."""
     out = []
+    for m, transport in FEW.items():
+        run = RunConfig((tp,), transport=transport, span=tp, split=4)
+        out.append(record(Problem(AR, m, *FEW_NK, tp), FLAT, run))
     for rows, n, k in SIZES:
         m = rows * tp
         by_k, by_rows = (PULL, PULL_ROWS) if rows % 2 else (PUSH, PUSH_ROWS)

@@ -17,6 +17,8 @@ from fluxgen.runtime.dispatch import Cause, explain, strict  # noqa: E402
 from fluxgen.runtime.groups import check_timeouts, reset, state_of  # noqa: E402
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter  # noqa: E402
 from tests.gpu.ranks import (  # noqa: E402
+    FEW,
+    FEW_NK,
     SIZES,
     Environment,
     database,
@@ -126,6 +128,46 @@ def _all_reduced(groups, rank):
 def test_all_reduce(pools, world):
     for causes in pools(world)(_all_reduced):
         assert causes == [Cause.FUSED] * len(SIZES) + [Cause.NO_RECORD]
+
+
+def _few_all_reduced(groups, rank):
+    """In one shot, in packets and with flags, in turn; then replayed, other inputs each time."""
+    group, world = groups["all"], groups["all"].size()
+    n, k = FEW_NK
+    w = integers(50 + rank, n, k)
+    weights = [integers(50 + r, n, k) for r in range(world)]
+
+    def inputs(seed, m):
+        return [integers(1000 * seed + 10 * m + r, m, k) for r in range(world)]
+
+    def wanted(xs):
+        partials = [product(x, c) for x, c in zip(xs, weights, strict=True)]
+        return sum(p.bfloat16().float() for p in partials).bfloat16()
+
+    with strict():
+        for seed in range(4):
+            if seed % world == rank:
+                time.sleep(0.05)
+            ys = {m: matmul_all_reduce(inputs(seed, m)[rank], w, group=group) for m in FEW}
+            for m, y in ys.items():
+                check(y, wanted(inputs(seed, m)), f"{m} tokens, call {seed}")
+        static = {m: torch.empty(m, k, dtype=w.dtype, device="cuda") for m in FEW}
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = {m: matmul_all_reduce(x, w, group=group) for m, x in static.items()}
+        for seed in range(10, 13):  # an odd number of calls in each
+            for m, x in static.items():
+                x.copy_(inputs(seed, m)[rank])
+                outs[m].fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            for m, y in outs.items():
+                check(y, wanted(inputs(seed, m)), f"{m} tokens, replay {seed}")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_reduces_of_few_tokens(pools, world):
+    pools(world)(_few_all_reduced)
 
 
 def _several_and_dims(groups, rank):

@@ -1,8 +1,8 @@
 """One rank of a call, alone on the GPU with all of its SMs; the others are memory and a schedule.
 
 ag_gemm: the peers' flags are raised on schedule. gemm_rs: stores go to inboxes on this GPU, and the
-peers' flags answer this rank's. Packets have no flags to answer: this rank sends its own
-into all of its slots, and the link's time is added behind the call, none of it hidden.
+peers' flags answer this rank's. Packets have no flags: this rank
+sends its own into all of its slots, and nothing of the link is imitated.
 
 What is left out: no bytes move, so neither the memory nor the L2 of this GPU sees what the copies
 would write, or what peers would read and store. No rank is ever late.
@@ -51,8 +51,6 @@ class OneRank(Alone):
         parts = sizes(problem, *(t for t in Transport if t is not Transport.COPY_ENGINE_DRAIN))
         super().__init__(problem, support, parts, timeout_s)
         self.topology, self.link = topology, link
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        self._cycles_per_us = properties.clock_rate / 1e3  # at most: what is slept is not less
         link.reset()
         self.peers: list[torch.Tensor] = []  # of an ag_gemm all are the link's control block
         if problem.op.scatters:
@@ -180,7 +178,6 @@ class OneRank(Alone):
         if packed:
             self._send_to_self(args)
             pairs = []
-        sleep = int(self._cycles_per_us * schedule.packets_us(problem, self.topology))
         stream, gemm, graphs = self.stream.cuda_stream, kernel.call(args), self.graphs()
         whole = abi.ScatterCall(gemm=gemm, reduce=ct.addressof(reduce), graphs=graphs.handle)
         keep = reduce, args, gemm, graphs  # their addresses are in the call
@@ -194,8 +191,6 @@ class OneRank(Alone):
 
         def queue() -> None:
             self.support.scatter(ct.addressof(whole), stream, self.text)
-            if packed and not present:
-                torch.cuda._sleep(sleep)
 
         return before, queue
 

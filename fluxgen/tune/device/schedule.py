@@ -107,13 +107,22 @@ def _broadcast(problem: Problem, topology: Topology, rate: float) -> list[Depart
     return [Departure(visit, 0, busy_us, busy_us) for visit in range(1, problem.tp)]
 
 
-def packets_us(problem: Problem, topology: Topology) -> float:
-    """From the first packet's departure to the last one's arrival: all leave in one wave."""
-    words = (problem.tp - 1) * problem.m * problem.n * problem.signature.out_dtype.bytes
-    whole = words * Transport.PEER_PACKETS.bytes_each
-    return topology.latency_us + transfer_us(
-        whole, topology, store_rate(topology, Transport.PEER_PACKETS)
-    )
+def unhidden_us(
+    problem: Problem, topology: Topology, kernel: KernelConfig, run: RunConfig
+) -> float:
+    """What the link takes of a call if nothing hides it: its latency, its bytes, copies' own time.
+
+    An upper bound of what a call takes beyond the same call with its data present.
+    """
+    if problem.tp == 1:
+        return 0.0
+    if problem.op.gathers:
+        return topology.latency_us + max(t.us for t in arrivals(problem, topology, kernel, run))
+    rate, item = store_rate(topology, run.transport), problem.signature.out_dtype.bytes
+    rows = problem.m if run.transport.in_one_shot else problem.m_local
+    sent = (problem.tp - 1) * rows * problem.n * item * run.transport.bytes_each
+    shots = 1 if problem.op is not Op.GEMM_AR or run.transport.in_one_shot else 2
+    return shots * (topology.latency_us + transfer_us(sent, topology, rate))
 
 
 def second_shot(problem: Problem, topology: Topology, run: RunConfig) -> list[Departure]:

@@ -123,6 +123,34 @@ def test_a_spanned_tile_leaves_to_all_its_owners():
     assert schedule.unfused_us(Problem(RS.signature, 64, 64, 64, 1), alone) == 0
 
 
+def test_what_the_link_takes_when_nothing_is_hidden():
+    """Of every transport its own bytes, shots and copies; never less than the unfused collective."""
+    from dataclasses import replace
+
+    reduce = Problem(Signature.of("gemm_ar"), 16, 12288, 6144, 8)
+    rate = store_rate(TOPOLOGY, Transport.PEER_STORE)
+    row = 12288 * 2
+
+    def unhidden(problem, transport, **more):
+        run = RunConfig((8,), transport=transport, span=8, **more)
+        return schedule.unhidden_us(problem, TOPOLOGY, KERNEL, run)
+
+    flags = unhidden(reduce, Transport.PEER_BROADCAST)
+    assert flags == pytest.approx(2 + transfer_us(7 * 16 * row, TOPOLOGY, rate))
+    packets = unhidden(reduce, Transport.PEER_PACKETS)
+    assert packets - 2 == pytest.approx(2 * (flags - 2)), "twice the bytes, one latency"
+    in_two = unhidden(reduce, Transport.PEER_STORE)
+    assert in_two == pytest.approx(2 * (2 + transfer_us(7 * 2 * row, TOPOLOGY, rate)))
+    few = replace(AG, m=64)
+    by_sms = unhidden(few, Transport.SM_COPY)
+    assert by_sms == pytest.approx(schedule.unfused_us(few, TOPOLOGY))
+    pushed = unhidden(few, Transport.COPY_ENGINE_PUSH)
+    assert pushed == pytest.approx(by_sms + 7 * COPY_US)
+    few = replace(RS, m=64)
+    assert unhidden(few, Transport.PEER_STORE) > schedule.unfused_us(few, TOPOLOGY)
+    assert schedule.unhidden_us(replace(few, tp=1), TOPOLOGY, KERNEL, RunConfig()) == 0
+
+
 def test_how_well_a_median_is_known():
     pytest.importorskip("torch")
     from fluxgen.tune.device.timing import Timing

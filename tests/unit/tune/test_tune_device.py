@@ -124,7 +124,7 @@ def test_a_spanned_tile_leaves_to_all_its_owners():
 
 
 def test_what_the_link_takes_when_nothing_is_hidden():
-    """Of every transport its own bytes, shots and copies; never less than the unfused collective."""
+    """Of every transport its own bytes, shots and copies."""
     from dataclasses import replace
 
     reduce = Problem(Signature.of("gemm_ar"), 16, 12288, 6144, 8)

@@ -244,7 +244,7 @@ def _why_illegal_transport(problem: Problem, topology: Topology, run: RunConfig)
             f"transport copy_engine_ring: {problem.tp} ranks do not halve over sockets; use a pull"
         )
     if run.transport is Transport.SM_COPY and run.chunks > 1:
-        return "chunks: the SM copy fills whole slabs before the GEMM starts; use 1"
+        return "chunks: the SM copy brings whole slabs, all at once; use 1"
     if problem.m % problem.tp and not run.transport.in_one_shot:
         return (
             f"m={problem.m} is not a multiple of tp={problem.tp}: only peer_broadcast and "
@@ -376,7 +376,7 @@ def _proposed_runs(
         if topology.islands > 1:
             for groups, panel, (axis, chunks) in product(groupings, (0, 4), cuts):
                 yield RunConfig(groups, panel, axis, chunks, 0, Transport.COPY_ENGINE_RING)
-        # The SM copy brings all before the GEMM starts: neither an order nor chunks to choose.
+        # The SM copy brings all slabs at once: neither an order nor chunks to choose.
         for panel, span in product(PANELS, spans):
             yield RunConfig((problem.tp,), panel, transport=Transport.SM_COPY, span=span)
     elif transport is not Transport.PEER_STORE:

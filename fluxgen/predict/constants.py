@@ -11,7 +11,7 @@ are scaled by their datasheet values; nothing here was measured on them.
 
 from __future__ import annotations
 
-MODEL_VERSION = 6
+MODEL_VERSION = 7
 """Part of the name of every study of predicted times, so that old times are not mixed in."""
 
 COLD_RATE = 0.94

@@ -32,7 +32,7 @@ Params = dict[str, str | int]
 """Values of the six parameters."""
 
 SM_COPY = "sm"
-"""The value of ``cut`` that is no cut: SMs copy whole slabs before the GEMM starts."""
+"""The value of ``cut`` that is no cut: SMs copy whole slabs, all at once."""
 
 STORE = "store"
 """Where slabs are usually drained: the kernel stores into its peers, in whole slabs."""

@@ -1,4 +1,5 @@
-"""All-reduces of few tokens: in packets and in one shot, against cuBLAS and the same bytes.
+"""All-reduces of few tokens: in packets and in one shot, against cuBLAS and the same bytes; and
+gathers of few tokens, by SMs and by copy engines.
 
     python -m tests.bench.bench_few_tokens [--tokens 1,8,64] [--seconds 120] [--out FILE]
 
@@ -6,6 +7,9 @@ One rank of W = 8 has all SMs; its peers' flags are up, its packets are all its 
 this GPU. Measured is the call, kernel by kernel, cold L2, interleaved with cuBLAS's GEMM. What the
 link takes is then added to all of them, as a formula: one latency and the bytes at its rate, the
 unfused path by the better of one shot and two. Of each transport the best kernel and split.
+
+Of an ag_gemm the peers' slabs lie in this GPU's memory and are really copied, as fast as that allows:
+what is shown is what a transport costs beside its bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from fluxgen.runtime.loader import FusedKernel
 from fluxgen.shapes import model_gemms
 from fluxgen.tune.device import schedule
 from fluxgen.tune.device.check import Operands, matmul, wrong
+from fluxgen.tune.device.pcie import OverPcie
 from fluxgen.tune.device.rank import OneRank
 from fluxgen.tune.device.timing import Stopwatch
 from tests.bench.bench_data_present import DECODED
@@ -93,6 +98,59 @@ def measure(
     return row
 
 
+class OverHbm(OverPcie):
+    """Its peers' workspaces lie in this GPU's own memory; nothing goes the other way."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, load_support())
+        self._peers = [memory.cuda() for memory in self._peers]
+        for peer, memory in enumerate(self._peers, start=1):
+            self.group.peers[peer] = memory.data_ptr()
+        self._moves = False
+        torch.cuda.synchronize()
+
+
+GATHERS = (Transport.SM_COPY, Transport.COPY_ENGINE_PULL)
+
+
+def measure_gather(
+    problem: Problem, topology: Topology, kernels: list[FusedKernel]
+) -> dict[str, object]:
+    rank = OverHbm(problem)
+    operands = Operands.of(problem)
+    whole, weight = torch.cat(operands.left), operands.weight
+    rank.stage(whole)
+    out = torch.full((problem.m, problem.n), float("nan"), device="cuda", dtype=whole.dtype)
+    plain = torch.empty_like(out)
+    watch = Stopwatch(lambda: rank.finish(30))
+
+    def library() -> None:
+        torch.mm(whole, weight.t(), out=plain)
+
+    watch.warm(library, 5.0)
+    row: dict[str, object] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    queues = {"cublas": ((lambda: None), library)}
+    for transport in GATHERS:
+        calls = {}
+        for kernel, split in product(kernels, SPLITS):
+            run = RunConfig((WORLD,), transport=transport, span=WORLD, split=split)
+            if why_illegal(problem, topology, kernel.kernel, run) is None:
+                call = rank.call(kernel, run, whole[: problem.m_local], weight, out)
+                calls[f"{kernel.kernel.name} {split}"] = call
+        times = watch.round(calls)
+        best = min(times, key=lambda name: statistics.median(times[name]))
+        out.fill_(float("nan"))
+        calls[best][0]()
+        calls[best][1]()
+        rank.finish(30)
+        assert torch.equal(out, matmul(whole, weight)), f"{problem.key} {transport.value} {best}"
+        queues[transport.value] = calls[best]
+        row[f"{transport.value} kernel"] = best
+    for name, timing in watch.interleaved(queues, most=60).items():
+        row[name] = {"us": timing.median_us, "spread": timing.spread}
+    return row
+
+
 def main() -> None:
     """Measure and print a table; JSON with ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -126,6 +184,18 @@ def main() -> None:
                     f"{entry['speedup']:.2f} ({entry['kernel']})"
                 )
         print("  ".join(cells), flush=True)
+    gathers = []
+    names = [n for n in compiled_kernels() if n.startswith("ag_gemm_bf16_sm90") and "_flat_" in n]
+    kernels = [load_kernel(name) for name in sorted(names)]
+    columns = [g for model in DECODED for g in model_gemms(model, WORLD) if g.op is Op.AG_GEMM]
+    for m, (n, k) in product((8, 64), dict.fromkeys((g.n, g.k) for g in columns)):
+        if time.monotonic() - start > args.seconds:
+            print(f"stopped after {args.seconds:g} s")
+            break
+        row = measure_gather(Problem(Signature.of("ag_gemm"), m, n, k, WORLD), topology, kernels)
+        gathers.append(row)
+        cells = [f"{t} {row[t]['us']:6.1f}" for t in ("cublas", *(g.value for g in GATHERS))]  # type: ignore[index]
+        print(f"ag_gemm {m:3d} {n:6d} {k:6d}  ", "  ".join(cells), flush=True)
     command = shlex.join(["python", "-m", "tests.bench.bench_few_tokens", *sys.argv[1:]])
     Path(args.out).write_text(
         json.dumps(
@@ -135,6 +205,7 @@ def main() -> None:
                 "torch": torch.__version__,
                 "provenance": "emulated: one GPU, local stores; the link's time by a formula",
                 "rows": rows,
+                "gathers": gathers,
             },
             indent=1,
         )

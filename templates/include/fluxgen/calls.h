@@ -109,8 +109,8 @@ typedef struct fluxgen_gemm_call {
 //   copies                    `-> copy, copy, ... '
 //   flags                          `-> flag, ... -'
 //
-// The first GEMM starts once all blocks of `begin` have (a programmatic launch), or, where `begin`
-// pulls, as they end. All of them wait for each other's flags and words only.
+// The first GEMM starts once all blocks of `begin` have (a programmatic launch), also where they pull.
+// All of them wait for each other's flags and words only.
 typedef struct fluxgen_gather_call {
   uint32_t abi_version;
   uint32_t struct_size;         // sizeof(fluxgen_gather_call)

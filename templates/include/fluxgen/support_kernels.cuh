@@ -72,13 +72,13 @@ __device__ __forceinline__ void copy_rows(char* to, char* also, char const* from
 
 // ag_gemm, first kernel: wait until the peers have pulled the last slab, copy x (rows, row_bytes)
 // into the stage and, with args.keep, to its place in the gathered matrix, advance the epoch, and
-// tell every peer that the slab may be pulled; with args.push, that it may push. With args.pull it then copies the peers' slabs
-// itself: all blocks must be resident, as they wait for peers that wait for this rank's first half.
+// tell every peer that the slab may be pulled; with args.push, that it may push. With args.pull it then
+// copies the peers' slabs itself, beside the GEMM, which asks for B meanwhile: all blocks must be
+// resident, as they wait for peers that wait for this rank's first half.
 __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args args) {
 #if __CUDA_ARCH__ >= 900
-  if (!args.pull) {  // the GEMM may take the SMs that this kernel leaves, once all its blocks are here
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  }
+  // The GEMM may take the SMs that this kernel leaves, once all its blocks are here.
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];
@@ -123,14 +123,17 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
   if (!args.pull) {
     return;
   }
-  for (int step = 1; step < group.world; ++step) {
-    int const peer = (group.rank + step) % group.world;
+  // Blocks have a peer each, in turn: all slabs are on their way at once.
+  int const peers = group.world - 1;
+  int const parts = peers > 0 ? max(1, int(gridDim.x) / peers) : 0;
+  for (int unit = blockIdx.x; unit < parts * peers; unit += gridDim.x) {
+    int const peer = (group.rank + 1 + unit % peers) % group.world;
     if (thread == 0) {
       wait_epoch(ready_flag(mine, peer), epoch, group, kTransportOp, peer, 0);
     }
     __syncthreads();
     copy_rows(gathered + peer * slab, nullptr, stage(group, peer), args.row_bytes, args.rows,
-              vectors, blockIdx.x, gridDim.x);
+              vectors, unit / peers, parts);
   }
   fence_system();
   // A ticket of its own: a block may be here before another has taken its first.

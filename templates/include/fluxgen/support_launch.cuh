@@ -105,7 +105,10 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
     return refuse(message, size, "the slabs do not fit the workspace");
   }
   bool const copies = !args.push || args.keep;
-  int64_t const work = copies ? (slab / 16 + kBeginThreads - 1) / kBeginThreads : 1;
+  int64_t work = copies ? (slab / 16 + kBeginThreads - 1) / kBeginThreads : 1;
+  if (args.pull && work < args.group.world - 1) {
+    work = args.group.world - 1;  // a block for each peer
+  }
   // One block an SM at most: with pull all have to be resident.
   int const blocks = block_count(args.blocks, kBeginPerSm, work);
   *prepared = {reinterpret_cast<void*>(&begin_kernel), blocks, kBeginThreads, "begin"};

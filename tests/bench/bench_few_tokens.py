@@ -8,8 +8,8 @@ this GPU. Measured is the call, kernel by kernel, cold L2, interleaved with cuBL
 link takes is then added to all of them, as a formula: one latency and the bytes at its rate, the
 unfused path by the better of one shot and two. Of each transport the best kernel and split.
 
-GPU, its packets are all its own. Measured is the call, kernel by kernel, cold L2, interleaved with
-what is shown is what a transport costs beside its bytes.
+Of an ag_gemm the peers' slabs lie in this GPU's memory and are really copied, as fast as that
+allows: what is shown is what a transport costs beside its bytes.
 """
 
 from __future__ import annotations

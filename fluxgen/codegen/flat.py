@@ -94,10 +94,10 @@ def why_illegal(problem: Problem, kernel: KernelConfig, run: RunConfig) -> str |
         return f"chunks {run.chunks}: a flat kernel has whole slabs"
     if run.transport is Transport.COPY_ENGINE_DRAIN:
         return "transport copy_engine_drain: a flat kernel stores to the owners; use peer_store"
-    if run.transport is Transport.PEER_PACKETS and problem.m > MAX_PACKET_TOKENS:
+    if run.transport.packed and problem.m > MAX_PACKET_TOKENS:
         return (
-            f"transport peer_packets with m={problem.m}: packets are twice the bytes, for at most "
-            f"{MAX_PACKET_TOKENS} tokens; use peer_broadcast"
+            f"transport {run.transport.value} with m={problem.m}: packets are twice the bytes, for "
+            f"at most {MAX_PACKET_TOKENS} tokens; use one that raises flags"
         )
     steps = ceil_div(problem.k, kernel.tile_k)
     if run.split not in SPLITS or run.split > steps:

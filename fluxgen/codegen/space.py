@@ -190,9 +190,9 @@ def _why_illegal_tiles(
         return f"split {run.split}: only flat kernels split k; use 1"
     if run.span < 1 or world % run.span or any(group % run.span for group in run.groups):
         return f"span {run.span} does not divide the {world} ranks and every group {run.groups}"
-    if run.transport.in_one_shot:
+    if run.transport.in_one_shot or run.transport.packed:
         name = run.transport.value
-        return f"transport {name}: only flat kernels store to all ranks; use peer_store"
+        return f"transport {name}: only flat kernels do that; use peer_store"
     if run.span > 1 and problem.op.scatters and run.chunks > 1:
         return f"span {run.span}: {problem.op.value} then has one chunk, not {run.chunks}"
     if run.span > 1 and problem.op.scatters and topology.gpu.cc == 90:
@@ -248,7 +248,7 @@ def _why_illegal_transport(problem: Problem, topology: Topology, run: RunConfig)
     if problem.m % problem.tp and not run.transport.in_one_shot:
         return (
             f"m={problem.m} is not a multiple of tp={problem.tp}: only peer_broadcast and "
-            "peer_packets reduce rows that the ranks do not share evenly"
+            "broadcast_packets reduce rows that the ranks do not share evenly"
         )
     return None
 
@@ -270,8 +270,8 @@ RS_TRANSPORTS = (Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN)
 TRANSPORTS = {
     Op.AG_GEMM: AG_TRANSPORTS,
     Op.A2A_GEMM: (Transport.COPY_ENGINE_PUSH,),
-    Op.GEMM_RS: RS_TRANSPORTS,
-    Op.GEMM_AR: (*RS_TRANSPORTS, Transport.PEER_BROADCAST, Transport.PEER_PACKETS),
+    Op.GEMM_RS: (*RS_TRANSPORTS, Transport.PEER_PACKETS),
+    Op.GEMM_AR: (*RS_TRANSPORTS, Transport.PEER_BROADCAST, Transport.BROADCAST_PACKETS),
     Op.GEMM_A2A: RS_TRANSPORTS,
 }
 """What carries each op."""
@@ -344,9 +344,9 @@ def span_choices(problem: Problem, kernel: KernelConfig) -> tuple[int, ...]:
 
 _FLAT_TRANSPORTS = {
     Op.A2A_GEMM: (Transport.COPY_ENGINE_PUSH,),
-    Op.GEMM_RS: (Transport.PEER_STORE,),
+    Op.GEMM_RS: (Transport.PEER_STORE, Transport.PEER_PACKETS),
     Op.GEMM_A2A: (Transport.PEER_STORE,),
-    Op.GEMM_AR: (Transport.PEER_BROADCAST, Transport.PEER_PACKETS, Transport.PEER_STORE),
+    Op.GEMM_AR: (Transport.PEER_BROADCAST, Transport.BROADCAST_PACKETS, Transport.PEER_STORE),
 }
 
 

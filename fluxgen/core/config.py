@@ -46,8 +46,9 @@ class Transport(str, enum.Enum):
     """gemm_ar of few tokens, in one shot: the epilogue stores into the inboxes of all ranks, and
     each of them reduces all rows."""
     PEER_PACKETS = "peer_packets"
-    """gemm_ar of the fewest tokens, in one shot: as peer_broadcast, but in packets of 32 bits
-    of data and their epoch, which need neither flags nor fences, at twice the bytes (NCCL's LL)."""
+    BROADCAST_PACKETS = "broadcast_packets"
+    """The same two of the fewest tokens, in packets of 32 bits of data and their epoch: they need
+    neither flags nor fences, at twice the bytes (NCCL's LL)."""
     COPY_ENGINE_DRAIN = "copy_engine_drain"
     """gemm_rs over PCIe: tiles are stored locally, a copy engine ships finished chunks."""
 
@@ -62,12 +63,17 @@ class Transport(str, enum.Enum):
     @property
     def in_one_shot(self) -> bool:
         """Whether every rank gets all rows of every rank, and reduces them all."""
-        return self in (Transport.PEER_BROADCAST, Transport.PEER_PACKETS)
+        return self in (Transport.PEER_BROADCAST, Transport.BROADCAST_PACKETS)
+
+    @property
+    def packed(self) -> bool:
+        """Whether data travel in packets that carry their epoch."""
+        return self in (Transport.PEER_PACKETS, Transport.BROADCAST_PACKETS)
 
     @property
     def bytes_each(self) -> int:
         """Bytes that move for each byte of data."""
-        return 2 if self is Transport.PEER_PACKETS else 1
+        return 2 if self.packed else 1
 
     @property
     def pushes(self) -> bool:

@@ -222,7 +222,7 @@ def _scatter_timeline(
         )
     read = problem.tp * rows * out_bytes
     moved = read + (read if problem.op is Op.GEMM_A2A else rows * out_bytes)
-    if run.transport is Transport.PEER_PACKETS:  # they are emptied as they are read
+    if run.transport.packed:  # they are emptied as they are read
         moved += read
     stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
     fixed = c.SCATTER_FIXED_US + c.LAUNCH_US

@@ -44,10 +44,10 @@ B_LAYOUTS = {"nk": 0, "kn": 1}
 CHUNK_AXES = {"m": 0, "k": 1}
 PULL, PUSH, DRAIN, RING = 0, 1, 2, 3
 """``enum fluxgen_copies``."""
-TWO_SHOTS, ONE_SHOT, EXCHANGE, PACKETS = 1, 2, 3, 4
+TWO_SHOTS, ONE_SHOT, EXCHANGE = 1, 2, 3
 """``enum fluxgen_shares``."""
-TO_OWNERS, TO_ALL, IN_PACKETS = 0, 1, 2
-"""``enum fluxgen_shots``."""
+TO_OWNERS, TO_ALL, PACKETS_TO_OWNERS, PACKETS_TO_ALL = 0, 1, 2, 3
+"""``enum fluxgen_sends``."""
 
 
 class _Struct(ct.Structure):
@@ -131,7 +131,7 @@ class GemmArgs(_Struct):
         ("cut", ct.c_int32),
         ("drain", ct.c_int32),
         ("split", ct.c_int32),
-        ("one_shot", ct.c_int32),
+        ("sends", ct.c_int32),
         ("reserved", ct.c_uint32),
     ]
 
@@ -154,7 +154,7 @@ class ReduceArgs(_Struct):
         ("blocks", ct.c_int32),
         ("drain", ct.c_int32),
         ("shares", ct.c_int32),
-        ("reserved", ct.c_uint32),
+        ("packed", ct.c_int32),
     ]
 
 

@@ -44,9 +44,10 @@ def gemm_args(
         args.ends_call, args.cut = 1, run.cut
         args.group.timeout_ns = int(group.timeout_ns * PATIENCE)
     else:
+        if run.transport.packed:
+            args.sends = abi.PACKETS_TO_OWNERS
         if run.transport.in_one_shot:
-            packed = run.transport is Transport.PEER_PACKETS
-            args.rows, args.one_shot = problem.m, abi.IN_PACKETS if packed else abi.TO_ALL
+            args.rows, args.sends = problem.m, args.sends + abi.TO_ALL
         args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
     return args
 
@@ -59,13 +60,13 @@ def reduce_args(
     args.chunk_rows = chunk_size(problem, kernel, run)
     args.dtype = abi.DTYPES[problem.signature.dtype.value]
     args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
+    args.packed = run.transport.packed
     if problem.op is Op.GEMM_A2A:
         args.shares = abi.EXCHANGE
     elif problem.op is Op.GEMM_AR:
         args.shares = abi.TWO_SHOTS
         if run.transport.in_one_shot:
-            packed = run.transport is Transport.PEER_PACKETS
-            args.rows, args.shares = problem.m, abi.PACKETS if packed else abi.ONE_SHOT
+            args.rows, args.shares = problem.m, abi.ONE_SHOT
     return args
 
 

@@ -83,14 +83,12 @@ class LocalGroup:
         """A group large enough for each of ``problems``, which have one tp."""
         needed = Sizes()
         for problem in problems:
-            packed = problem.op is Op.GEMM_AR and problem.m <= MAX_PACKET_TOKENS
-            needed |= sizes(
-                problem, *(t for t in Transport if packed or t is not Transport.PEER_PACKETS)
-            )
+            few = problem.m <= MAX_PACKET_TOKENS
+            needed |= sizes(problem, *(t for t in Transport if few or not t.packed))
             for op in Op:  # and for the others that its kernel serves, in slabs of the same size
                 if op.compiled is problem.op.compiled:
                     served = replace(problem.signature, op=op)
-                    slabs = [t for t in Transport if not t.in_one_shot]
+                    slabs = [t for t in Transport if not (t.in_one_shot or t.packed)]
                     needed |= sizes(replace(problem, signature=served), *slabs)
         return cls(problems[0].tp, support, needed, timeout_s, in_host)
 

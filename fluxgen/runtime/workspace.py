@@ -25,7 +25,7 @@ class Sizes:
             slabs of (m/tp, n) of a gemm_rs. gathered: the matrix (m, k) that peers push into.
         drained: the outbox (m, n) of a gemm_rs that copies drain, and the inbox that they fill.
         result: (m, n) of an all-reduce in two shots, which peers push their rows into.
-        packets: one half of what takes an all-reduce in packets, W times (m, n) of 4 bytes each.
+        packets: one half of what takes packets: W slabs of 4 bytes an element.
     """
 
     stage: int = 0
@@ -98,8 +98,8 @@ def sizes(problem: Problem, *transports: Transport) -> Sizes:
         for transport in transports or (Transport.PEER_STORE,):
             if transport.in_one_shot and not shares:
                 continue
-            if transport is Transport.PEER_PACKETS:
-                needed |= Sizes(packets=2 * every)
+            if transport.packed:
+                needed |= Sizes(packets=2 * (every if transport.in_one_shot else whole))
             elif transport is Transport.PEER_BROADCAST:
                 needed |= Sizes(half=every)
             elif transport is Transport.COPY_ENGINE_DRAIN:

@@ -44,11 +44,12 @@ BROADCAST = "broadcast"
 """gemm_ar: the kernel stores to all ranks, in one shot."""
 
 PACKETS = "packets"
-"""The same in packets, whose data carry their epoch."""
+BROADCAST_PACKETS = "broadcast-packets"
+"""Stores of a gemm_rs, and in one shot of a gemm_ar, in packets whose data carry their epoch."""
 
 _OTHER = {
     SM_COPY: Transport.SM_COPY, STORE: Transport.PEER_STORE, BROADCAST: Transport.PEER_BROADCAST,
-    PACKETS: Transport.PEER_PACKETS,
+    PACKETS: Transport.PEER_PACKETS, BROADCAST_PACKETS: Transport.BROADCAST_PACKETS,
 }  # fmt: skip
 """Values of ``cut`` that name a transport."""
 
@@ -199,7 +200,7 @@ class Candidates:
         axis, left = ChunkAxis.M, 1
         if cut in _OTHER:
             transport = _OTHER[cut]
-            groups = (self.problem.tp,) if cut in (SM_COPY, BROADCAST, PACKETS) else groups
+            groups = (self.problem.tp,) if cut in (SM_COPY, BROADCAST) else groups
         else:
             if cut.startswith(RING):
                 transport, cut = Transport.COPY_ENGINE_RING, cut.removeprefix(RING)

@@ -46,7 +46,7 @@ from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 
 WORLD = 8
 TOKENS = (1, 8, 16, 32, 64, 128, 256)
-ONE_SHOTS = (Transport.PEER_PACKETS, Transport.PEER_BROADCAST)
+ONE_SHOTS = (Transport.BROADCAST_PACKETS, Transport.PEER_BROADCAST)
 
 
 def measure(

@@ -134,19 +134,20 @@ class Support:
             assert slabs <= args.group.drained_bytes
         else:
             assert args.drain == reduce.drain == 0
-            packed = args.one_shot == abi.IN_PACKETS
+            packed = args.sends >= abi.PACKETS_TO_OWNERS
             assert (2 * slabs if packed else slabs) <= (
                 args.group.packet_bytes if packed else args.group.half_bytes
             )
-        count = args.rows if args.one_shot else args.rows * world
+        one_shot = args.sends in (abi.TO_ALL, abi.PACKETS_TO_ALL)
+        count = args.rows if one_shot else args.rows * world
         a = matrix(args.a, count, args.k, args.a_row_stride)
         w = Kernel.made[c.gemm.launch - 1].weight(args)
         partial = (a.float() @ w.float().t()).bfloat16()
         parts = [torch.empty_like(partial) for _ in range(world)]
         dist.all_gather(parts, partial, group=self.group)
         rows = slice(args.group.rank * args.rows, (args.group.rank + 1) * args.rows)
-        shots = {abi.ONE_SHOT: abi.TO_ALL, abi.PACKETS: abi.IN_PACKETS}
-        assert args.one_shot == shots.get(reduce.shares, abi.TO_OWNERS)
+        assert one_shot == (reduce.shares == abi.ONE_SHOT)
+        assert reduce.packed == (args.sends >= abi.PACKETS_TO_OWNERS)
         if reduce.shares == abi.EXCHANGE:
             matrix(reduce.d, world * args.rows, args.n, args.n).copy_(
                 torch.cat([part[rows] for part in parts])
@@ -154,7 +155,7 @@ class Support:
             self.calls.append("exchanges, " + ("drains" if c.copy else "stores"))
             return
         if reduce.shares:
-            assert args.one_shot or slabs <= args.group.result_bytes
+            assert one_shot or slabs <= args.group.result_bytes
             rows = slice(None)
         total = sum(part[rows].float() for part in parts) * reduce.scale
         if reduce.bias:
@@ -164,7 +165,7 @@ class Support:
             total = total + matrix(reduce.residual, len(total), args.n, args.n).float()
         matrix(reduce.d, len(total), args.n, reduce.d_row_stride).copy_(total.bfloat16())
         assert c.graphs, "no capture is going on"
-        how = ("", "shares, ", "one shot, ", "", "packets, ")[reduce.shares]
+        how = ("", "shares, ", "one shot, ")[reduce.shares] + "packets, " * reduce.packed
         self.calls.append(how + ("drains" if c.copy else "stores"))
 
 
@@ -206,11 +207,12 @@ def decide(call: Call, transport: Transport = Transport.COPY_ENGINE_PULL) -> Dec
     if call.return_gathered and transport.pushes:
         transport = Transport.COPY_ENGINE_PULL
     in_one = call.op is Op.GEMM_AR and transport.in_one_shot
-    if not gathers and not in_one:
+    few = in_one or (call.op is Op.GEMM_RS and transport is Transport.PEER_PACKETS)
+    if not gathers and not few:
         pulls = transport is Transport.COPY_ENGINE_PULL
         transport = Transport.COPY_ENGINE_DRAIN if pulls else Transport.PEER_STORE
     run = RunConfig(transport=transport)
-    if in_one:
+    if few:
         kernel, run = FLAT, RunConfig((call.tp,), transport=transport, span=call.tp)
     plain = Signature.of(call.op)
     reason, problems = "", []

@@ -175,15 +175,36 @@ def _all_reduced_in_one_shot(groups, rank, name, transport):
                 same(matmul_all_reduce(xs[me], ws[me], group=group), total.bfloat16())
                 y = matmul_all_reduce(xs[me], ws[me], bias, residual, group=group)
                 same(y, (total + bias.float() + residual.float()).bfloat16())
-        how = "one shot" if transport is Transport.PEER_BROADCAST else "packets"
+        how = "one shot, packets" if transport.packed else "one shot"
         assert support.calls == [f"{how}, stores"] * 8
     assert {d.cause for d in seen.decisions} == {Cause.FUSED}
 
 
 @pytest.mark.parametrize("name", ["w2", "w3", "w4"])
-@pytest.mark.parametrize("transport", [Transport.PEER_BROADCAST, Transport.PEER_PACKETS])
+@pytest.mark.parametrize("transport", [Transport.PEER_BROADCAST, Transport.BROADCAST_PACKETS])
 def test_an_all_reduce_of_few_rows_in_one_shot(ranks, name, transport):
     ranks(_all_reduced_in_one_shot, name, transport)
+
+
+def _scattered_in_packets(groups, rank, name):
+    group = groups.get(name)
+    if group is None:
+        return
+    world, me, n, k = group.size(), group.rank(), 40, 16
+    with host_library(group, Transport.PEER_PACKETS) as support, strict():
+        xs = [ints(100 + q, 2 * world, k) for q in range(world)]
+        ws = [ints(200 + q, n, k) for q in range(world)]
+        total = sum((a.float() @ c.float().T).bfloat16().float()
+                    for a, c in zip(xs, ws, strict=True))  # fmt: skip
+        for _ in range(2):
+            y = matmul_reduce_scatter(xs[me], ws[me], group=group)
+            same(y, total.bfloat16().chunk(world)[me])
+        assert support.calls == ["packets, stores"] * 2
+
+
+@pytest.mark.parametrize("name", ["w2", "w3", "w4"])
+def test_a_reduce_scatter_of_few_rows_in_packets(ranks, name):
+    ranks(_scattered_in_packets, name)
 
 
 @pytest.mark.parametrize("name", ["w2", "w3", "w4", "reversed"])

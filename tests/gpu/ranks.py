@@ -35,7 +35,7 @@ DRAIN = RunConfig(transport=Transport.COPY_ENGINE_DRAIN)
 AG, RS = Signature.of("ag_gemm"), Signature.of("gemm_rs")
 AR = Signature.of("gemm_ar")
 FLAT = KernelConfig(16, 64, 128, 1, 1, Schedule.FLAT)
-FEW = {3: Transport.PEER_PACKETS, 5: Transport.PEER_BROADCAST, 16: Transport.PEER_PACKETS}
+FEW = {3: Transport.BROADCAST_PACKETS, 5: Transport.PEER_BROADCAST, 16: Transport.BROADCAST_PACKETS}
 """Tokens of an all-reduce in one shot."""
 FEW_NK = 1368, 520
 AG_T, RS_T = replace(AG, b_layout="kn"), replace(RS, b_layout="kn")

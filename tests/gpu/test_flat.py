@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fluxgen.codegen.flat import SPLITS  # noqa: E402
+from fluxgen.codegen.flat import MAX_PACKET_TOKENS, SPLITS  # noqa: E402
 from fluxgen.core.config import RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem, ceil_div  # noqa: E402
@@ -61,6 +61,8 @@ def test_exact_for_every_world(name: str, world: int) -> None:
         splits = splits_of(kernel, problem.k)
         for split in {splits[-1], rng.choice(splits)}:
             check(group, kernel, problem, flat_run(problem, split))
+        if problem.op is Op.GEMM_RS and problem.m <= MAX_PACKET_TOKENS:
+            check(group, kernel, problem, flat_run(problem, splits[-1], Transport.PEER_PACKETS))
         push = Transport.COPY_ENGINE_PUSH if problem.op is Op.AG_GEMM else None
         check_exchanges(group, kernel, problem, flat_run(problem, splits[0], push))
         if problem.op is Op.AG_GEMM:
@@ -122,7 +124,7 @@ def test_all_reduce_in_one_shot_and_in_two(name: str, world: int) -> None:
     problems = [as_all_reduce(kernel, m, n, k, world) for m, n, k in sizes]
     group = LocalGroup.for_problems(load_support(), *problems)
     for i, problem in enumerate(problems):
-        for by in (Transport.PEER_BROADCAST, Transport.PEER_PACKETS, Transport.PEER_STORE):
+        for by in (Transport.PEER_BROADCAST, Transport.BROADCAST_PACKETS, Transport.PEER_STORE):
             if by is Transport.PEER_STORE and problem.m % world:
                 continue
             left = [integers(problem.m, problem.k, dtype=dtype) for _ in range(world)]
@@ -146,9 +148,10 @@ def test_all_kinds_of_call_in_turn(world: int) -> None:
     kinds = [
         (gather, Problem(gather.signature, 2 * world, 264, 1032, world), Transport.SM_COPY),
         (reduce, Problem(reduce.signature, 2 * world, 1368, 520, world), Transport.PEER_STORE),
+        (reduce, Problem(reduce.signature, 3 * world, 264, 520, world), Transport.PEER_PACKETS),
         (reduce, as_all_reduce(reduce, 3, 1368, 520, world), Transport.PEER_BROADCAST),
-        (reduce, as_all_reduce(reduce, 5, 1368, 520, world), Transport.PEER_PACKETS),
-        (reduce, as_all_reduce(reduce, 2, 264, 1032, world), Transport.PEER_PACKETS),
+        (reduce, as_all_reduce(reduce, 5, 1368, 520, world), Transport.BROADCAST_PACKETS),
+        (reduce, as_all_reduce(reduce, 2, 264, 1032, world), Transport.BROADCAST_PACKETS),
         (reduce, as_all_reduce(reduce, 3 * world, 264, 1032, world), Transport.PEER_STORE),
     ]
     group = LocalGroup.for_problems(load_support(), *(problem for _, problem, _ in kinds))

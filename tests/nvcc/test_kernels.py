@@ -67,7 +67,7 @@ def arguments(**changes):
     args.b_row_stride = v.get("ldb", v["k"])
     args.chunk_size, args.chunk_axis = v.get("chunk_size", 0), v.get("chunk_axis", 0)
     args.span = v.get("span", 0)
-    args.split, args.one_shot = v.get("split", 0), v.get("one_shot", 0)
+    args.split, args.sends = v.get("split", 0), v.get("sends", 0)
     for i, size in enumerate(v.get("groups", ())):
         args.groups[i] = size
     args.group_count = len(v.get("groups", ()))
@@ -106,7 +106,7 @@ def test_a_good_call_passes_the_host_check(largest):
         ({"rows": 8192, "chunk_size": 256, "n": 8}, "more than 16 chunks"),
         ({"span": 3}, "span=3"),
         ({"split": 2}, "split=2.*only flat kernels"),
-        ({"one_shot": 1}, "one_shot=1.*only flat kernels"),
+        ({"sends": 1}, "sends=1.*only flat kernels"),
         ({"span": 2, "rows": 128}, "span=2.*160 accumulators"),
     ],
 )

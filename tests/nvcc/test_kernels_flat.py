@@ -56,7 +56,7 @@ def flat_arguments(**changes: int) -> abi.GemmArgs:
 def test_a_good_call_passes_the_host_check(widest):
     widest[1].check(flat_arguments())
     widest[1].check(flat_arguments(split=4))
-    widest[1].check(flat_arguments(one_shot=1, rows=13, span=1))
+    widest[1].check(flat_arguments(sends=abi.TO_ALL, rows=13, span=1))
 
 
 @pytest.mark.parametrize(

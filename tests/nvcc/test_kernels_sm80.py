@@ -106,9 +106,9 @@ def test_what_a_flat_kernel_cannot_take_is_refused_on_the_host(built_flat, chang
 
 def test_packets_are_of_a_reduction_and_need_room(built_flat):
     _, loaded = built_flat
-    fits = {"rows": 13, "span": 1, "b_row_stride": 512, "one_shot": abi.IN_PACKETS}
+    fits = {"rows": 13, "span": 1, "b_row_stride": 512, "sends": abi.PACKETS_TO_ALL}
     if loaded.signature.op.gathers:
-        with pytest.raises(KernelError, match="one_shot=2: expected 0"):
+        with pytest.raises(KernelError, match="sends=3: expected 0"):
             loaded.check(arguments(loaded, **fits))
         return
     with pytest.raises(KernelError, match=r"packet_bytes: .*at least 106496; found 0"):
@@ -116,8 +116,8 @@ def test_packets_are_of_a_reduction_and_need_room(built_flat):
     args = arguments(loaded, **fits)
     args.group.packet_bytes = 106496
     loaded.check(args)
-    args.one_shot = 3
-    with pytest.raises(KernelError, match="one_shot=3"):
+    args.sends = 4
+    with pytest.raises(KernelError, match="sends=4"):
         loaded.check(args)
 
 

@@ -174,7 +174,7 @@ class OneRank(Alone):
             )
             for t in schedule.second_shot(problem, self.topology, run)
         ]  # fmt: skip
-        packed = run.transport is Transport.PEER_PACKETS
+        packed = run.transport.packed
         if packed:
             self._send_to_self(args)
             pairs = []
@@ -203,7 +203,7 @@ class OneRank(Alone):
         slab = args.rows * args.n * 4
         if slab % 256:
             raise KernelError(
-                f"peer_packets of {args.rows} x {args.n}: expected m * n to be a multiple of 64, "
+                f"packets of {args.rows} x {args.n}: expected m * n to be a multiple of 64, "
                 "or they cannot be imitated on one GPU"
             )
         for peer in range(1, self.problem.tp):

@@ -24,9 +24,14 @@ enum fluxgen_status {
 };
 
 enum fluxgen_op { FLUXGEN_AG_GEMM = 0, FLUXGEN_GEMM_RS = 1 };
-// Of a flat gemm_rs: each row to its owner; all rows to all ranks, then flags; or the same in packets of
-// 32 bits of data and their epoch, which nothing announces.
-enum fluxgen_shots { FLUXGEN_TO_OWNERS = 0, FLUXGEN_TO_ALL = 1, FLUXGEN_IN_PACKETS = 2 };
+// Of a gemm_rs: each row to its owner, or all to all ranks; announced by flags, or in packets of 32 bits of
+// data and their epoch, which nothing announces. All but the first of flat kernels only.
+enum fluxgen_sends {
+  FLUXGEN_TO_OWNERS = 0,
+  FLUXGEN_TO_ALL = 1,
+  FLUXGEN_PACKETS_TO_OWNERS = 2,
+  FLUXGEN_PACKETS_TO_ALL = 3
+};
 enum fluxgen_chunk_axis { FLUXGEN_CHUNK_M = 0, FLUXGEN_CHUNK_K = 1 };
 
 // What a wait that passed its deadline leaves in host-mapped memory, of this rank or, by way of the
@@ -87,7 +92,7 @@ typedef struct fluxgen_gemm_args {
   int32_t cut;           // K chunks: so many slabs, from this rank's on, come in chunks; 0: all
   int32_t drain;         // gemm_rs: 1: copies send what it computes
   int32_t split;         // flat kernels: parts that K is computed in, 1, 2, 4 or 8; 0: 1
-  int32_t one_shot;      // enum fluxgen_shots; but to owners, `rows` are all m rows
+  int32_t sends;         // enum fluxgen_sends; to all, `rows` are all m rows
   uint32_t reserved;
 } fluxgen_gemm_args;
 

@@ -20,13 +20,11 @@ enum fluxgen_copies {
 };
 
 // What else becomes of an inbox than the rows of a gemm_rs. An all-reduce: each rank reduces its rows and
-// sends them to all, or it has all ranks' parts of all, in its inbox or in packets. A gemm_a2a: what came
-// is D.
+// sends them to all, or it has all ranks' parts of all. A gemm_a2a: what came is D.
 enum fluxgen_shares {
   FLUXGEN_TWO_SHOTS = 1,
   FLUXGEN_ONE_SHOT = 2,
-  FLUXGEN_EXCHANGE = 3,
-  FLUXGEN_PACKETS = 4
+  FLUXGEN_EXCHANGE = 3
 };
 
 // The reduction of gemm_rs: D (rows, n) = scale * (sum over sources, in rank order, of this rank's
@@ -49,7 +47,7 @@ typedef struct fluxgen_reduce_args {
   int32_t blocks;        // thread blocks; 0: as many as fit well
   int32_t drain;         // as in the GEMM
   int32_t shares;        // enum fluxgen_shares; 0: a gemm_rs
-  uint32_t reserved;
+  int32_t packed;        // 1: it comes in packets, not to the inbox; not with two shots or exchanged
 } fluxgen_reduce_args;
 
 // The start of ag_gemm: copy the caller's slab into the stage and, with `keep`, to its place in the

@@ -2,6 +2,7 @@
 #ifndef FLUXGEN_FLAT_ARGUMENTS_CUH_
 #define FLUXGEN_FLAT_ARGUMENTS_CUH_
 
+#include "fluxgen/flat_tiles.cuh"
 #include "fluxgen/gemm_arguments.cuh"
 
 namespace fluxgen {
@@ -16,7 +17,7 @@ inline int check_flat(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
                 "chunk_size=%lld, drain=%lld: a flat kernel has whole slabs, and stores to their owners",
                 args.chunk_size, args.drain);
   }
-  if (args.one_shot == 0 && args.group.world > 1 && args.span != args.group.world) {
+  if (!sends_to_all(args) && args.group.world > 1 && args.span != args.group.world) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "span=%lld: a flat kernel tiles all %lld slabs as one", args.span, args.group.world);
   }

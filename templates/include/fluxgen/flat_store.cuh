@@ -1,5 +1,5 @@
-// Where the finished rows of a flat tile go, eight elements at a time: to D, to the inbox of their owner, or
-// to all ranks, as rows or in packets. The same on every architecture.
+// Where the finished rows of a flat tile go, eight elements of 16 bits at a time: to D, to their owner, or to
+// all ranks, into inboxes or in packets. The same on every architecture.
 #ifndef FLUXGEN_FLAT_STORE_CUH_
 #define FLUXGEN_FLAT_STORE_CUH_
 
@@ -24,7 +24,7 @@ struct FlatStore {
   static __device__ FlatStore begin(fluxgen_group const& group, FlatTiles const& tiles, int32_t n) {
     uint32_t const epoch = current_epoch(group.peers[group.rank], 1);
     bool silent = false;
-    if (tiles.one_shot == FLUXGEN_IN_PACKETS) {
+    if (tiles.packed) {
       silent = aborted_by(group) != 0u;
       fence_system();
     }
@@ -34,6 +34,7 @@ struct FlatStore {
   // Eight columns of a token, from `column` on, a multiple of 8.
   template <bool kAllGather>
   __device__ void put(int32_t token, int32_t column, float const (&sum)[8]) const {
+    static_assert(sizeof(Element) == 2, "eight are 16 bytes");
     alignas(16) Element rounded[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -44,18 +45,22 @@ struct FlatStore {
       *reinterpret_cast<uint4*>(d + token * d_row_stride + column) = out;
       return;
     }
-    if (tiles.one_shot == FLUXGEN_IN_PACKETS) {
-      put_packets(token, column, out);
-      return;
-    }
     int const owner = tiles.one_shot ? group.rank : token / tiles.rows;
     int const of_owner = tiles.one_shot ? token : token - owner * tiles.rows;
-    int64_t const slab_bytes = int64_t(tiles.rows) * n * int64_t(sizeof(Element));
-    int64_t const offset = (int64_t(of_owner) * n + column) * int64_t(sizeof(Element));
     int const copies = tiles.one_shot ? tiles.world : 1;
-    for (int copy = 0; copy < copies; ++copy) {
-      int const to = (owner + copy) % tiles.world;
-      *reinterpret_cast<uint4*>(inbox_slab(group, to, epoch, group.rank, slab_bytes) + offset) = out;
+    int64_t const slab = int64_t(tiles.rows) * n, offset = int64_t(of_owner) * n + column;
+    uint32_t const mark = packet_mark(epoch);
+    for (int copy = 1; copy <= copies; ++copy) {  // this rank's own last
+      int const to = tiles.one_shot ? (owner + copy) % tiles.world : owner;
+      if (!tiles.packed) {
+        *reinterpret_cast<uint4*>(inbox_slab(group, to, epoch, group.rank, slab * 2) + offset * 2) =
+            out;
+      } else if (!silent) {
+        auto* const at = reinterpret_cast<uint64_t*>(
+            packet_slab(group, to, epoch, group.rank, slab * 4) + offset * 4);
+        store_packets(at, make_packet(out.x, mark), make_packet(out.y, mark));
+        store_packets(at + 2, make_packet(out.z, mark), make_packet(out.w, mark));
+      }
     }
   }
 
@@ -64,26 +69,9 @@ struct FlatStore {
   __device__ void signal(int32_t tile_m, int32_t thread, uint32_t shares) const {
     Ranks const owners = ranks_of(tiles, tile_m);
     int const owner = owners.first + thread;
-    if (tiles.one_shot != FLUXGEN_IN_PACKETS && owner < owners.end) {
+    if (!tiles.packed && owner < owners.end) {
       fence_device();  // all threads' stores: they are before the barrier just passed
       signal_tile(group, owner, 0, tiles_of(tiles, owner) * shares, epoch, false);
-    }
-  }
-
- private:
-  __device__ void put_packets(int32_t token, int32_t column, uint4 out) const {
-    if (silent) {
-      return;
-    }
-    uint32_t const mark = packet_mark(epoch);
-    int64_t const offset = (int64_t(token) * n + column) * 4;
-    int64_t const slab_bytes = int64_t(tiles.rows) * n * 4;
-    for (int copy = 1; copy <= tiles.world; ++copy) {  // this rank's own last
-      int const to = (group.rank + copy) % tiles.world;
-      auto* const at = reinterpret_cast<uint64_t*>(
-          packet_slab(group, to, epoch, group.rank, slab_bytes) + offset);
-      store_packets(at, make_packet(out.x, mark), make_packet(out.y, mark));
-      store_packets(at + 2, make_packet(out.z, mark), make_packet(out.w, mark));
     }
   }
 };

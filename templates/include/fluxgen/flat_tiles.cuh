@@ -21,7 +21,8 @@ struct FlatTiles {
   int32_t tile;      // tokens of a tile
   int32_t tiles_m;
   int32_t tiles_n;   // tiles of columns
-  int32_t one_shot;  // enum fluxgen_shots
+  int32_t one_shot;
+  int32_t packed;    // the data carry their epoch, see protocol.cuh
 };
 
 // Ranks [first, end) whose rows a tile holds, or that get it.
@@ -61,13 +62,18 @@ FLUXGEN_HOST_DEVICE int32_t split_begin(int32_t steps, int32_t part, int32_t par
   return int32_t(int64_t(steps) * part / parts);
 }
 
+inline bool sends_to_all(fluxgen_gemm_args const& args) {
+  return args.sends == FLUXGEN_TO_ALL || args.sends == FLUXGEN_PACKETS_TO_ALL;
+}
+
 inline FlatTiles make_flat_tiles(fluxgen_gemm_args const& args, int32_t tile_tokens,
                                  int32_t tile_columns) {
   FlatTiles tiles;
   tiles.world = args.group.world;
   tiles.rows = int32_t(args.rows);
-  tiles.one_shot = args.one_shot;
-  tiles.tokens = int32_t(args.one_shot ? args.rows : args.rows * args.group.world);
+  tiles.one_shot = sends_to_all(args);
+  tiles.packed = args.sends >= FLUXGEN_PACKETS_TO_OWNERS;
+  tiles.tokens = int32_t(tiles.one_shot ? args.rows : args.rows * args.group.world);
   tiles.tile = tile_tokens;
   tiles.tiles_m = (tiles.tokens + tile_tokens - 1) / tile_tokens;
   tiles.tiles_n = int32_t((args.n + tile_columns - 1) / tile_columns);

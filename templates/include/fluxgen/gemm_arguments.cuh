@@ -161,10 +161,10 @@ inline int check_gemm(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
                   "groups: expected multiples of span=%lld; found %lld", args.span, args.groups[g]);
     }
   }
-  if (!facts.flat && (args.split > 1 || args.one_shot != 0)) {
+  if (!facts.flat && (args.split > 1 || args.sends != 0)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "split=%lld, one_shot=%lld: expected 0, as only flat kernels have them", args.split,
-                args.one_shot);
+                "split=%lld, sends=%lld: expected 0, as only flat kernels have them", args.split,
+                args.sends);
   }
   if (args.rows > kMaxDim / args.group.world) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT, "m=%lld rows: expected at most 2^31-1025",
@@ -174,11 +174,11 @@ inline int check_gemm(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
     return fail(message, size, FLUXGEN_BAD_ARGUMENT, "drain=%lld: expected 0, or 1 of a gemm_rs",
                 args.drain);
   }
-  if (args.one_shot < 0 || args.one_shot > (facts.gathers ? 0 : FLUXGEN_IN_PACKETS)) {
+  if (args.sends < 0 || args.sends > (facts.gathers ? 0 : FLUXGEN_PACKETS_TO_ALL)) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "one_shot=%lld: expected 0, or one of enum fluxgen_shots of a gemm_rs", args.one_shot);
+                "sends=%lld: expected 0, or of a gemm_rs one of enum fluxgen_sends", args.sends);
   }
-  bool const packed = args.one_shot == FLUXGEN_IN_PACKETS;
+  bool const packed = args.sends >= FLUXGEN_PACKETS_TO_OWNERS;
   int64_t const packets = packed ? args.group.world * args.rows * args.n * 4 : 0;
   if (args.group.packet_bytes % 1024 || args.group.packet_bytes < packets) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,

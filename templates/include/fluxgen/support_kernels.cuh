@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   end_scatter(args, epoch);
 }
 
-// gemm_ar in packets, last kernel: as the reduction, of packets, which it waits for one by one. They come from
+// gemm_rs and gemm_ar in packets, last kernel: as the reduction, of packets, which it waits for one by one. They come from
 // all ranks at about the same time: a warp first waits for one of this rank's own, so that what it asks of
 // memory meanwhile is little, as the GEMM runs beside it.
 template <class Pair>

@@ -149,7 +149,11 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.drain < 0 || args.drain > 1) {
     return refuse(message, size, "drain: expected 0 or 1");
   }
-  bool const packed = args.shares == FLUXGEN_PACKETS;
+  bool const packed = args.packed != 0;
+  if (packed && (args.packed != 1 || args.drain || args.chunk_rows ||
+                 (args.shares && args.shares != FLUXGEN_ONE_SHOT))) {
+    return refuse(message, size, "packed: expected 0, or 1 of whole slabs of a gemm_rs or of one shot");
+  }
   if (packed && args.group.world * args.rows * args.n * 4 > args.group.packet_bytes) {
     return refuse(message, size, "the packets do not fit one half of their part of the workspace");
   }
@@ -162,10 +166,10 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.dtype != 0 && args.dtype != 1) {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
   }
-  if (args.shares < 0 || args.shares > FLUXGEN_PACKETS) {
+  if (args.shares < 0 || args.shares > FLUXGEN_EXCHANGE) {
     return refuse(message, size, "shares: expected 0, or one of enum fluxgen_shares");
   }
-  if ((packed || args.shares == FLUXGEN_ONE_SHOT) && args.drain) {
+  if (args.shares == FLUXGEN_ONE_SHOT && args.drain) {
     return refuse(message, size, "drain: one shot is stored, not drained");
   }
   if (args.shares && args.d_row_stride != args.n) {

@@ -55,7 +55,7 @@ int64_t walk_flat(int world, int64_t rows, int64_t n, int tile_m, int tile_n, in
   args.group.world = world;
   args.rows = rows;
   args.n = n;
-  args.one_shot = one_shot;
+  args.sends = one_shot ? FLUXGEN_TO_ALL : FLUXGEN_TO_OWNERS;
   FlatTiles const tiles = make_flat_tiles(args, tile_m, tile_n);
   int32_t const total = tiles.tiles_m * tiles.tiles_n;
   for (int32_t i = 0; out != nullptr && i < total; ++i) {
@@ -118,7 +118,7 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_gemm_args, cut)
   FLUXGEN_OFFSET(fluxgen_gemm_args, drain)
   FLUXGEN_OFFSET(fluxgen_gemm_args, split)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, one_shot)
+  FLUXGEN_OFFSET(fluxgen_gemm_args, sends)
   FLUXGEN_OFFSET(fluxgen_group, stage_bytes)
   FLUXGEN_OFFSET(fluxgen_group, gathered_bytes)
   FLUXGEN_OFFSET(fluxgen_group, drained_bytes)
@@ -132,6 +132,7 @@ size_t offset_of(char const* name) {
   FLUXGEN_OFFSET(fluxgen_reduce_args, drain)
   FLUXGEN_OFFSET(fluxgen_reduce_args, residual)
   FLUXGEN_OFFSET(fluxgen_reduce_args, shares)
+  FLUXGEN_OFFSET(fluxgen_reduce_args, packed)
   FLUXGEN_OFFSET(fluxgen_begin_args, row_stride_bytes)
   FLUXGEN_OFFSET(fluxgen_begin_args, pull)
   FLUXGEN_OFFSET(fluxgen_begin_args, keep)

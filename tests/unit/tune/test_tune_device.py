@@ -137,7 +137,7 @@ def test_what_the_link_takes_when_nothing_is_hidden():
 
     flags = unhidden(reduce, Transport.PEER_BROADCAST)
     assert flags == pytest.approx(2 + transfer_us(7 * 16 * row, TOPOLOGY, rate))
-    packets = unhidden(reduce, Transport.PEER_PACKETS)
+    packets = unhidden(reduce, Transport.BROADCAST_PACKETS)
     assert packets - 2 == pytest.approx(2 * (flags - 2)), "twice the bytes, one latency"
     in_two = unhidden(reduce, Transport.PEER_STORE)
     assert in_two == pytest.approx(2 * (2 + transfer_us(7 * 2 * row, TOPOLOGY, rate)))
@@ -147,6 +147,8 @@ def test_what_the_link_takes_when_nothing_is_hidden():
     pushed = unhidden(few, Transport.COPY_ENGINE_PUSH)
     assert pushed == pytest.approx(by_sms + 7 * COPY_US)
     few = replace(RS, m=64)
+    stored = unhidden(few, Transport.PEER_STORE)
+    assert unhidden(few, Transport.PEER_PACKETS) - 2 == pytest.approx(2 * (stored - 2))
     assert unhidden(few, Transport.PEER_STORE) > schedule.unfused_us(few, TOPOLOGY)
     assert schedule.unhidden_us(replace(few, tp=1), TOPOLOGY, KERNEL, RunConfig()) == 0
 

@@ -1,5 +1,5 @@
-"""All-reduces of few tokens: in packets and in one shot, against cuBLAS and the same bytes; and
-gathers of few tokens, by SMs and by copy engines.
+"""gemm_rs and gemm_ar of few tokens: in packets and with flags, against cuBLAS and the same bytes;
+and gathers of few tokens, by SMs and by copy engines.
 
     python -m tests.bench.bench_few_tokens [--tokens 1,8,64] [--seconds 120] [--out FILE]
 
@@ -46,7 +46,10 @@ from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 
 WORLD = 8
 TOKENS = (1, 8, 16, 32, 64, 128, 256)
-ONE_SHOTS = (Transport.BROADCAST_PACKETS, Transport.PEER_BROADCAST)
+TRANSPORTS = {
+    Op.GEMM_AR: (Transport.BROADCAST_PACKETS, Transport.PEER_BROADCAST),
+    Op.GEMM_RS: (Transport.PEER_PACKETS, Transport.PEER_STORE),
+}
 
 
 def measure(
@@ -57,17 +60,18 @@ def measure(
     rank.present(True)
     operands = Operands.of(problem)
     left, weight = operands.left[0], operands.weight
-    out = torch.full((problem.m, problem.n), float("nan"), device="cuda", dtype=left.dtype)
-    plain = torch.empty_like(out)
+    rows = problem.m if problem.op is Op.GEMM_AR else problem.m_local
+    out = torch.full((rows, problem.n), float("nan"), device="cuda", dtype=left.dtype)
+    plain = torch.empty(problem.m, problem.n, device="cuda", dtype=left.dtype)
     watch = Stopwatch(lambda: rank.finish(30))
 
     def library() -> None:
         torch.mm(left, weight.t(), out=plain)
 
     watch.warm(library, 5.0)
-    row: dict[str, object] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    row: dict[str, object] = {"op": problem.op.value, "m": problem.m, "n": problem.n, "k": problem.k}
     queues, chosen, links = {"cublas": ((lambda: None), library)}, {}, {}
-    for transport in ONE_SHOTS:
+    for transport in TRANSPORTS[problem.op]:
         calls = {}
         for kernel, split in product(kernels, SPLITS):
             run = RunConfig((WORLD,), transport=transport, span=WORLD, split=split)
@@ -161,22 +165,22 @@ def main() -> None:
     faulthandler.dump_traceback_later(args.seconds + 60, exit=True)
     start = time.monotonic()
     topology = Topology.of("h200", "nvlink", WORLD)
-    signature = Signature.of("gemm_ar")
     names = [n for n in compiled_kernels() if n.startswith("gemm_rs_bf16_sm90") and "_flat_" in n]
     kernels = [load_kernel(name) for name in sorted(names)]
     gemms = [g for model in DECODED for g in model_gemms(model, WORLD) if g.op is Op.GEMM_RS]
     rows, link = [], emulated_link("sm90", KERNELS)
-    for m, (n, k) in product(
-        map(int, args.tokens.split(",")), dict.fromkeys((g.n, g.k) for g in gemms)
-    ):
+    tokens = [int(m) for m in args.tokens.split(",")]
+    for op, m, (n, k) in product(TRANSPORTS, tokens, dict.fromkeys((g.n, g.k) for g in gemms)):
+        if op is Op.GEMM_RS and m % WORLD:
+            continue
         if time.monotonic() - start > args.seconds:
             print(f"stopped after {args.seconds:g} s")
             break
-        row = measure(Problem(signature, m, n, k, WORLD), topology, kernels, link)
+        row = measure(Problem(Signature.of(op), m, n, k, WORLD), topology, kernels, link)
         rows.append(row)
-        cells = [f"{m:4d} {n:6d} {k:6d}  cublas {row['cublas']['us']:6.1f}"]  # type: ignore[index]
+        cells = [f"{op.value} {m:4d} {n:6d} {k:6d}  cublas {row['cublas']['us']:6.1f}"]  # type: ignore[index]
         cells.append(f"unfused {row['unfused_us']:6.1f}")
-        for transport in ONE_SHOTS:
+        for transport in TRANSPORTS[op]:
             entry = row.get(transport.value)
             if isinstance(entry, dict):
                 cells.append(

@@ -69,7 +69,7 @@ def measure(
         torch.mm(left, weight.t(), out=plain)
 
     watch.warm(library, 5.0)
-    row: dict[str, object] = {"op": problem.op.value, "m": problem.m, "n": problem.n, "k": problem.k}
+    row: dict[str, object] = {**problem.to_dict()}
     queues, chosen, links = {"cublas": ((lambda: None), library)}, {}, {}
     for transport in TRANSPORTS[problem.op]:
         calls = {}

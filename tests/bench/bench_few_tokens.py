@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import re
 import shlex
 import statistics
 import sys
@@ -36,6 +37,7 @@ from fluxgen.runtime.kernels import emulated_link
 from fluxgen.runtime.loader import FusedKernel
 from fluxgen.shapes import model_gemms
 from fluxgen.tune.device import schedule
+from fluxgen.tune.device.alone import Queue
 from fluxgen.tune.device.check import Operands, matmul, wrong
 from fluxgen.tune.device.pcie import OverPcie
 from fluxgen.tune.device.rank import OneRank
@@ -50,6 +52,19 @@ TRANSPORTS = {
     Op.GEMM_AR: (Transport.BROADCAST_PACKETS, Transport.PEER_BROADCAST),
     Op.GEMM_RS: (Transport.PEER_PACKETS, Transport.PEER_STORE),
 }
+
+
+def kernels_of(call: Queue) -> list[str]:
+    """What one call, itself one launch of a CUDA graph, runs on the GPU, in its order."""
+    before, queue = call
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as seen:
+        before()
+        queue()
+        torch.cuda.synchronize()
+    events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda e: e.time_range.start)
+    return [re.sub(r"^void |fluxgen::|\(.*|<.*", "", e.name) for e in events]
 
 
 def measure(
@@ -99,6 +114,7 @@ def measure(
         entry["kernel"] = name
         entry["whole_us"] = entry["us"] + links[transport]
         entry["speedup"] = unfused / entry["whole_us"]
+        entry["kernels"] = kernels_of(queues[transport.value])
     return row
 
 
@@ -152,6 +168,7 @@ def measure_gather(
         row[f"{transport.value} kernel"] = best
     for name, timing in watch.interleaved(queues, most=60).items():
         row[name] = {"us": timing.median_us, "spread": timing.spread}
+    row["kernels"] = {t.value: kernels_of(queues[t.value]) for t in GATHERS}
     return row
 
 
@@ -188,6 +205,10 @@ def main() -> None:
                     f"{entry['speedup']:.2f} ({entry['kernel']})"
                 )
         print("  ".join(cells), flush=True)
+    for op, transports in TRANSPORTS.items():
+        for row in [r for r in rows if r["op"] == op.value][:1]:
+            for transport in transports:
+                print(op.value, transport.value, row[transport.value]["kernels"])  # type: ignore[index]
     gathers = []
     names = [n for n in compiled_kernels() if n.startswith("ag_gemm_bf16_sm90") and "_flat_" in n]
     kernels = [load_kernel(name) for name in sorted(names)]
@@ -199,7 +220,7 @@ def main() -> None:
         row = measure_gather(Problem(Signature.of("ag_gemm"), m, n, k, WORLD), topology, kernels)
         gathers.append(row)
         cells = [f"{t} {row[t]['us']:6.1f}" for t in ("cublas", *(g.value for g in GATHERS))]  # type: ignore[index]
-        print(f"ag_gemm {m:3d} {n:6d} {k:6d}  ", "  ".join(cells), flush=True)
+        print(f"ag_gemm {m:3d} {n:6d} {k:6d}  ", "  ".join(cells), row["kernels"], flush=True)
     command = shlex.join(["python", "-m", "tests.bench.bench_few_tokens", *sys.argv[1:]])
     Path(args.out).write_text(
         json.dumps(

@@ -19,6 +19,8 @@ from tests.gpu.test_fused import (  # noqa: E402
     all_rows,
     check,
     check_exchanges,
+    exact_matmul,
+    exchanged,
     expected,
     integers,
     operands,
@@ -140,9 +142,27 @@ def test_all_reduce_in_one_shot_and_in_two(name: str, world: int) -> None:
                 assert torch.equal(got, want), f"{problem.key} {by} rank {rank}"
 
 
+def posed(kernel, op: Op, m: int, n: int, k: int, world: int) -> Problem:
+    return Problem(replace(kernel.signature, op=op), m, n, k, world)
+
+
+def wanted(problem: Problem, left, weights):
+    """What each rank must hold of any op, bit for bit."""
+    world = problem.tp
+    if problem.op is Op.GEMM_AR:
+        return [shared(problem, left, weights, None)] * world
+    if problem.op is Op.A2A_GEMM:
+        rows = [exchanged(left, rank) for rank in range(world)]
+        return [exact_matmul(a, b).to(b.dtype) for a, b in zip(rows, weights, strict=True)]
+    if problem.op is Op.GEMM_A2A:
+        products = [exact_matmul(a, b).to(b.dtype) for a, b in zip(left, weights, strict=True)]
+        return [exchanged(products, rank) for rank in range(world)]
+    return expected(problem, left, weights)
+
+
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_all_kinds_of_call_in_turn(world: int) -> None:
-    """1,000 calls of different ops on one workspace, each rank late in turn."""
+    """1,000 calls of all five ops on one workspace, each rank late in turn."""
     gather = load_kernel("ag_gemm_bf16_sm90_16x64x128_1x1_flat_auto")
     reduce = load_kernel("gemm_rs_bf16_sm90_16x64x128_1x1_flat_auto")
     kinds = [
@@ -153,6 +173,8 @@ def test_all_kinds_of_call_in_turn(world: int) -> None:
         (reduce, as_all_reduce(reduce, 5, 1368, 520, world), Transport.BROADCAST_PACKETS),
         (reduce, as_all_reduce(reduce, 2, 264, 1032, world), Transport.BROADCAST_PACKETS),
         (reduce, as_all_reduce(reduce, 3 * world, 264, 1032, world), Transport.PEER_STORE),
+        (reduce, posed(reduce, Op.GEMM_A2A, world, 264, 520, world), Transport.PEER_STORE),
+        (gather, posed(gather, Op.A2A_GEMM, world, 264, 520, world), Transport.COPY_ENGINE_PUSH),
     ]
     group = LocalGroup.for_problems(load_support(), *(problem for _, problem, _ in kinds))
     rng = random.Random(world)
@@ -161,7 +183,7 @@ def test_all_kinds_of_call_in_turn(world: int) -> None:
         data = []
         for _, problem, _ in calls:
             left, weights, out = operands(problem)
-            if problem.op is Op.GEMM_AR:
+            if problem.op not in (Op.AG_GEMM, Op.GEMM_RS):
                 out = all_rows(problem)
             data.append((left, weights, out))
         torch.cuda.synchronize()
@@ -175,10 +197,7 @@ def test_all_kinds_of_call_in_turn(world: int) -> None:
             )  # fmt: skip
         group.synchronize()
         for i, ((_, problem, _), (left, weights, out)) in enumerate(zip(calls, data, strict=True)):
-            want = (
-                [shared(problem, left, weights, None)] * world if problem.op is Op.GEMM_AR
-                else expected(problem, left, weights)
-            )  # fmt: skip
+            want = wanted(problem, left, weights)
             for rank in range(world):
                 assert torch.equal(out[rank], want[rank]), f"batch {batch} call {i} rank {rank}"
 

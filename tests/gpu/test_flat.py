@@ -16,8 +16,11 @@ from fluxgen.core.problem import Op, Problem, ceil_div  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
 from tests.gpu.test_fused import (  # noqa: E402
+    K_GRID,
+    N_GRID,
     all_rows,
     check,
+    check_all_reduce,
     check_exchanges,
     exact_matmul,
     exchanged,
@@ -69,6 +72,44 @@ def test_exact_for_every_world(name: str, world: int) -> None:
         check_exchanges(group, kernel, problem, flat_run(problem, splits[0], push))
         if problem.op is Op.AG_GEMM:
             check(group, kernel, problem, flat_run(problem, splits[0], rng.choice(GATHERS)))
+
+
+GRID = [
+    f"{op}_{kind}"
+    for op in ("ag_gemm", "gemm_rs")
+    for kind in ("bf16_sm90_16x64", "bf16_kn_sm90", "fp16_sm90", "bf16_sm80_16x16", "bf16_kn_sm80",
+                 "fp16_sm80")
+]  # fmt: skip
+TOKENS = (1, 2, 7, 8, 9, 37, 63, 64, 65, 127, 128, 129)
+
+
+@pytest.mark.parametrize("world", [3, 8])
+@pytest.mark.parametrize("prefix", GRID)
+def test_the_grid_of_sizes_for_all_five_ops(prefix: str, world: int) -> None:
+    """Every n, k and number of tokens that 16-byte accesses can take, in mixed pairs."""
+    kernel = load_kernel(next(name for name in FLAT if name.startswith(prefix)))
+    sizes = [(TOKENS[i % 12], n, K_GRID[i * 5 % 17]) for i, n in enumerate(N_GRID)]
+    sizes += [(TOKENS[i * 5 % 12], N_GRID[i * 2 % 13], k) for i, k in enumerate(K_GRID[:-1])]
+    sizes += [(8, 136, K_GRID[-1]), *((m, 136, 192) for m in TOKENS)]
+    problems = [Problem(kernel.signature, ceil_div(m, world) * world, n, k, world)
+                for m, n, k in sizes]  # fmt: skip
+    reduces = [] if kernel.signature.op is Op.AG_GEMM else [
+        as_all_reduce(kernel, m, n, k, world) for m, n, k in sizes
+    ]  # fmt: skip
+    group = LocalGroup.for_problems(load_support(), *problems, *reduces)
+    for i, problem in enumerate(problems):
+        splits = splits_of(kernel, problem.k)
+        split = splits[-1] if i % 2 else splits[len(splits) // 2]
+        run = flat_run(problem, split)
+        check(group, kernel, problem, run)
+        if problem.op is Op.AG_GEMM:
+            run = flat_run(problem, split, Transport.COPY_ENGINE_PUSH)
+            check(group, kernel, problem, run)
+        check_exchanges(group, kernel, problem, run)
+    for i, problem in enumerate(reduces):
+        few = problem.m <= MAX_PACKET_TOKENS and i % 2
+        by = Transport.BROADCAST_PACKETS if few else Transport.PEER_BROADCAST
+        check_all_reduce(group, kernel, problem, flat_run(problem, 1, by))
 
 
 @pytest.mark.parametrize("op", ["ag_gemm_bf16_sm90_16x64", "gemm_rs_bf16_sm90_16x64"])

@@ -192,7 +192,13 @@ def test_the_grid_of_sizes(op: str, world: int) -> None:
     problems = [Problem(kernel.signature, rows * world, n, k, world) for rows, n, k in sizes]
     group = LocalGroup.for_problems(SUPPORT(), *problems)
     for i, problem in enumerate(problems):
-        check(group, kernel, problem, run_config(problem, panel=i % 3, chunks=1 + i % 2))
+        run = run_config(problem, panel=i % 3, chunks=1 + i % 2)
+        check(group, kernel, problem, run)
+        if i % 3 == 0:  # the other ops that the kernel serves
+            push = PUSH if problem.op is Op.AG_GEMM else run.transport
+            check_exchanges(group, kernel, problem, replace(run, transport=push))
+            if problem.op is Op.GEMM_RS:
+                check_all_reduce(group, kernel, problem, run)
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
@@ -341,6 +347,20 @@ def check_exchanges(group, kernel, problem: Problem, run: RunConfig) -> None:
             want = exact_matmul(exchanged(left, rank), weights[rank]).to(dtype)
         else:
             want = exchanged(products, rank)
+        assert torch.equal(got, want), f"{posed.key} {run} rank {rank}"
+
+
+def check_all_reduce(group, kernel, problem: Problem, run: RunConfig) -> None:
+    """The all-reduce of the rows of a gemm_rs, by its kernel, of new data."""
+    posed = replace(problem, signature=replace(problem.signature, op=Op.GEMM_AR))
+    dtype = getattr(torch, problem.signature.dtype.torch_name)
+    left = [integers(problem.m, problem.k, dtype=dtype) for _ in range(problem.tp)]
+    weights, out = operands(problem)[1], all_rows(posed)
+    torch.cuda.synchronize()
+    group.run(kernel, posed, run, left, weights, out)
+    group.synchronize()
+    want = shared(posed, left, weights, None)
+    for rank, got in enumerate(out):
         assert torch.equal(got, want), f"{posed.key} {run} rank {rank}"
 
 

@@ -39,7 +39,7 @@ class Transport(str, enum.Enum):
     """ag_gemm: each rank forwards to the one before it: its slab, then those that come to it. Over
     PCIe each slab so crosses the link between two sockets once."""
     SM_COPY = "sm_copy"
-    """ag_gemm of few tokens: one kernel pulls all slabs at once, beside the GEMM's start."""
+    """ag_gemm of few tokens: one kernel pulls all slabs at once, before the GEMM."""
     PEER_STORE = "peer_store"
     """gemm_rs: the epilogue's TMA stores go straight into the peer's inbox."""
     PEER_BROADCAST = "peer_broadcast"

@@ -107,7 +107,7 @@ typedef struct fluxgen_gemm_call {
 //   copies                    `-> copy, copy, ... '
 //   flags                          `-> flag, ... -'
 //
-// The first GEMM starts once all blocks of `begin` have (a programmatic launch), also where they pull.
+// The first GEMM starts once all blocks of `begin` have (a programmatic launch), or, where they pull, as they end.
 // All of them wait for each other's flags and words only.
 typedef struct fluxgen_gather_call {
   uint32_t abi_version;

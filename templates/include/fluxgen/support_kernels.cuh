@@ -73,12 +73,13 @@ __device__ __forceinline__ void copy_rows(char* to, char* also, char const* from
 // ag_gemm, first kernel: wait until the peers have pulled the last slab, copy x (rows, row_bytes)
 // into the stage and, with args.keep, to its place in the gathered matrix, advance the epoch, and
 // tell every peer that the slab may be pulled; with args.push, that it may push. With args.pull it then
-// copies the peers' slabs itself, beside the GEMM, which asks for B meanwhile: all blocks must be
+// copies the peers' slabs itself: all blocks must be
 // resident, as they wait for peers that wait for this rank's first half.
 __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args args) {
 #if __CUDA_ARCH__ >= 900
-  // The GEMM may take the SMs that this kernel leaves, once all its blocks are here.
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (!args.pull) {  // the GEMM may take the SMs that this kernel leaves, once all its blocks are here
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
 #endif
   fluxgen_group const& group = args.group;
   void* mine = group.peers[group.rank];

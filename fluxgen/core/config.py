@@ -61,6 +61,11 @@ class Transport(str, enum.Enum):
         )  # fmt: skip
 
     @property
+    def stores(self) -> bool:
+        """Whether the GEMM itself stores what it computes into other ranks."""
+        return self is Transport.PEER_STORE or self.in_one_shot or self.packed
+
+    @property
     def in_one_shot(self) -> bool:
         """Whether every rank gets all rows of every rank, and reduces them all."""
         return self in (Transport.PEER_BROADCAST, Transport.BROADCAST_PACKETS)

@@ -85,7 +85,7 @@ def copy_arrivals(
 
 def store_rate(topology: Topology, transport: Transport) -> float:
     """Share of the link's copy rate at which finished tiles leave."""
-    if not (transport is Transport.PEER_STORE or transport.packed or transport.in_one_shot):
+    if not transport.stores:
         return 1.0
     return c.STORE_RATE_PCIE if topology.link.over_pcie else c.STORE_RATE_NVLINK
 

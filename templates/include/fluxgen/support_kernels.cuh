@@ -73,8 +73,8 @@ __device__ __forceinline__ void copy_rows(char* to, char* also, char const* from
 // ag_gemm, first kernel: wait until the peers have pulled the last slab, copy x (rows, row_bytes)
 // into the stage and, with args.keep, to its place in the gathered matrix, advance the epoch, and
 // tell every peer that the slab may be pulled; with args.push, that it may push. With args.pull it then
-// copies the peers' slabs itself: all blocks must be
-// resident, as they wait for peers that wait for this rank's first half.
+// copies the peers' slabs itself: all blocks must be resident, as they wait for peers that wait for this
+// rank's first half.
 __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args args) {
 #if __CUDA_ARCH__ >= 900
   if (!args.pull) {  // the GEMM may take the SMs that this kernel leaves, once all its blocks are here
@@ -375,8 +375,7 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
         }
       }
       int64_t const row = i / vectors;
-      uint4 const out =
-          finish_word<Pair, Shares>(args, sum, above + row, i - row * vectors);
+      uint4 const out = finish_word<Pair, Shares>(args, sum, above + row, i - row * vectors);
       for (int step = 1; pushes && step < group.world; ++step) {
         int const peer = (group.rank + step) % group.world;
         reinterpret_cast<uint4*>(result_slab(group, peer, group.rank, slab * 16))[i] = out;
@@ -399,9 +398,9 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   end_scatter(args, epoch);
 }
 
-// gemm_rs and gemm_ar in packets, last kernel: as the reduction, of packets, which it waits for one by one. They come from
-// all ranks at about the same time: a warp first waits for one of this rank's own, so that what it asks of
-// memory meanwhile is little, as the GEMM runs beside it.
+// gemm_rs and gemm_ar in packets, last kernel: as the reduction, of packets, which it waits for one by one.
+// They come from all ranks at about the same time: a warp first waits for one of this rank's own, so that
+// what it asks of memory meanwhile is little, as the GEMM runs beside it.
 template <class Pair>
 __global__ void __launch_bounds__(kThreads) packed_reduce_kernel(fluxgen_reduce_args args) {
   fluxgen_group const& group = args.group;

@@ -50,8 +50,8 @@ class Outcome:
 #   ("overtake", key, key)  enabled while the first word is above the second
 #   ("read", key, tag)      the data must carry the tag
 #   ("copy", src, dst, tag) read src (must carry the tag), pending plain write to dst
-#   ("take", key, tag, empty)  enabled once the packet's epoch is the tag's: it must be the tag, and
-#                           is replaced by ``empty``
+#   ("take", key, tag)      enabled once the packet's epoch is the tag's: it must be the tag, and is
+#                           emptied
 #   ("fork",) / ("join",)   the copy stream may run / must have finished this call; what the stream
 #                           before the event wrote has become visible
 #
@@ -164,7 +164,7 @@ def program(rank: int, world: int, calls: str, bug: Bug):
                 main.append(("write" if p == rank else "send", to, (epoch, op, rank)))
             for s, i in packets:
                 at = ("packet", rank, half, s, i)
-                tag, empty = (epoch, op, s), 0
+                tag = (epoch, op, s)
                 if bug is Bug.TORN:
                     main.append(("wait", ("mark", rank, half, s, i), epoch))
                     main.append(("read", at, tag))
@@ -172,7 +172,7 @@ def program(rank: int, world: int, calls: str, bug: Bug):
                     main.append(("wait", at, (0,)))
                     main.append(("read", at, tag))
                 else:
-                    main.append(("take", at, tag, empty))
+                    main.append(("take", at, tag))
         else:
             for p in peers:
                 main.append(("send", ("inbox", p, half, rank), (epoch, op, rank)))
@@ -251,7 +251,7 @@ def explore(world: int, calls: str, bug: Bug = Bug.NONE, limit: int = 3_000_000)
                 enabled = bool(found) and found[0] == step[2][0]
                 if enabled and found != step[2]:
                     return Outcome(len(seen), f"take {step[1]}: {found}, not {step[2]}")
-                after = (next_pcs, forked, _set(memory, keys[step[1]], step[3]), pending)
+                after = (next_pcs, forked, _set(memory, keys[step[1]], 0), pending)
             elif kind in ("read", "copy"):
                 tag = step[-1]
                 if memory[keys[step[1]]] != tag:

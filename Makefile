@@ -3,11 +3,13 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 DEMO_KERNELS ?= 2
+DEVICE_CODE = $(shell find templates/include tests -name '*.cuh' -o -name '*.h' -o -name '*.cu' \
+  -not -path '*/golden/*' -o -name '*.cpp')
 # The machine's own GPU where that is a Hopper, which the demo then measures on.
 DEMO_TARGET ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   grep -q '^9.0' && echo auto || echo h100-sxm)
 
-.PHONY: demo test lint gpu-kernels setup clean
+.PHONY: demo test lint format gpu-kernels setup clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -35,6 +37,8 @@ test: setup lint
 
 lint: setup
 	$(VENV)/bin/ruff check fluxgen tests examples
+	$(VENV)/bin/ruff format --check fluxgen tests examples
+	$(VENV)/bin/clang-format --dry-run -Werror $(DEVICE_CODE)
 	$(VENV)/bin/mypy fluxgen
 	$(VENV)/bin/lint-imports
 	$(PY) -m fluxgen build --check
@@ -42,6 +46,10 @@ lint: setup
 # The kernels that `pytest -m gpu` runs, compiled here, to be carried to a machine with a GPU.
 gpu-kernels: setup
 	$(PY) -m tests.gpu.build_kernels
+
+format: setup
+	$(VENV)/bin/ruff format fluxgen tests examples
+	$(VENV)/bin/clang-format -i $(DEVICE_CODE)
 
 clean:
 	rm -rf $(VENV) build_out

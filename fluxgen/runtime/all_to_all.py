@@ -124,8 +124,13 @@ def _split_sizes(
                     "ranks. Give both lists of sizes"
                 )
             continue
-        if not isinstance(sizes, (list, tuple)) or len(sizes) != tp or any(
-            isinstance(s, bool) or not isinstance(s, (int, torch.SymInt)) or s < 0 for s in sizes
+        if (
+            not isinstance(sizes, (list, tuple))
+            or len(sizes) != tp
+            or any(
+                isinstance(s, bool) or not isinstance(s, (int, torch.SymInt)) or s < 0
+                for s in sizes
+            )
         ):
             raise UsageError(
                 f"{name}: expected {tp} non-negative integers, one for each rank; found {sizes!r}"

@@ -56,9 +56,7 @@ class Workspace:
             ct.sizeof(abi.Report) // 4, dtype=torch.int32, pin_memory=True
         )
         self.report = abi.Report.from_address(self._report_memory.data_ptr())
-        self.group = group_view(
-            rank, addresses, sizes, timeout_s, self._report_memory.data_ptr()
-        )
+        self.group = group_view(rank, addresses, sizes, timeout_s, self._report_memory.data_ptr())
         self.gathered_at = addresses[rank] + sizes.gathered_offset
 
     @property

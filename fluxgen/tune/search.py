@@ -246,9 +246,7 @@ def _tasks(
     return tasks, dropped
 
 
-def _consult(
-    task: _Task, topology: Topology, db: Database | None, known: Sequence[Record]
-) -> None:
+def _consult(task: _Task, topology: Topology, db: Database | None, known: Sequence[Record]) -> None:
     """Read what is known of a problem: failures, and winners of its family, the nearest m first."""
     problem, found = task.problem, list(known)
     if db is not None:

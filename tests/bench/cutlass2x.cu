@@ -11,8 +11,8 @@ using Gemm = cutlass::gemm::device::Gemm<
     cutlass::epilogue::thread::LinearCombination<Element, 8, float, float>,
     cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>, STAGES>;
 
-extern "C" __attribute__((visibility("default"))) int cutlass2x(void const* a, void const* b, void* d,
-                                                                int m, int n, int k,
+extern "C" __attribute__((visibility("default"))) int cutlass2x(void const* a, void const* b,
+                                                                void* d, int m, int n, int k,
                                                                 void* stream) {
   Element const* const A = static_cast<Element const*>(a);
   Element const* const B = static_cast<Element const*>(b);

@@ -39,9 +39,7 @@ GATHERS = (
 
 def flat_run(problem: Problem, split: int, transport: Transport | None = None) -> RunConfig:
     usual = Transport.SM_COPY if problem.op is Op.AG_GEMM else Transport.PEER_STORE
-    return RunConfig(
-        (problem.tp,), transport=transport or usual, span=problem.tp, split=split
-    )
+    return RunConfig((problem.tp,), transport=transport or usual, span=problem.tp, split=split)
 
 
 def splits_of(kernel, k: int) -> list[int]:

@@ -17,10 +17,10 @@ extern "C" {
 
 enum fluxgen_status {
   FLUXGEN_OK = 0,
-  FLUXGEN_BAD_ABI = 1,        // struct of another version or size
-  FLUXGEN_BAD_ARGUMENT = 2,   // a size, stride or pointer this kernel cannot take
-  FLUXGEN_CUDA_ERROR = 3,     // a CUDA call failed; the text names it
-  FLUXGEN_WRONG_DEVICE = 4    // the current device cannot run this library's code
+  FLUXGEN_BAD_ABI = 1,       // struct of another version or size
+  FLUXGEN_BAD_ARGUMENT = 2,  // a size, stride or pointer this kernel cannot take
+  FLUXGEN_CUDA_ERROR = 3,    // a CUDA call failed; the text names it
+  FLUXGEN_WRONG_DEVICE = 4   // the current device cannot run this library's code
 };
 
 enum fluxgen_op { FLUXGEN_AG_GEMM = 0, FLUXGEN_GEMM_RS = 1 };
@@ -49,17 +49,17 @@ typedef struct fluxgen_report {
 
 // One rank's view of its group: who it is, where everybody's workspace lies, how long to wait.
 typedef struct fluxgen_group {
-  int32_t world;                      // 1..FLUXGEN_MAX_WORLD
-  int32_t rank;                       // 0..world-1
-  int64_t stage_bytes;                // bytes of a workspace's stage: one slab of ag_gemm
-  int64_t half_bytes;                 // bytes of one of the two halves of its inbox (gemm_rs)
-  int64_t gathered_bytes;             // bytes of its matrix that peers push into (ag_gemm)
-  int64_t drained_bytes;              // bytes of its outbox, and of the inbox that copies drain into
-  int64_t result_bytes;               // bytes of the result of an all-reduce, which its peers fill
-  int64_t packet_bytes;               // bytes of one of the two halves that take packets
-  void* peers[FLUXGEN_MAX_WORLD];     // workspace bases, this rank's own included
-  uint64_t timeout_ns;                // deadline of each device-side wait
-  fluxgen_report* report;             // host-mapped, or device memory; may be null
+  int32_t world;                   // 1..FLUXGEN_MAX_WORLD
+  int32_t rank;                    // 0..world-1
+  int64_t stage_bytes;             // bytes of a workspace's stage: one slab of ag_gemm
+  int64_t half_bytes;              // bytes of one of the two halves of its inbox (gemm_rs)
+  int64_t gathered_bytes;          // bytes of its matrix that peers push into (ag_gemm)
+  int64_t drained_bytes;           // bytes of its outbox, and of the inbox that copies drain into
+  int64_t result_bytes;            // bytes of the result of an all-reduce, which its peers fill
+  int64_t packet_bytes;            // bytes of one of the two halves that take packets
+  void* peers[FLUXGEN_MAX_WORLD];  // workspace bases, this rank's own included
+  uint64_t timeout_ns;             // deadline of each device-side wait
+  fluxgen_report* report;          // host-mapped, or device memory; may be null
 } fluxgen_group;
 
 // One fused GEMM. ag_gemm: A is the gathered (m, k) that a transport is filling, D is (m, n); it may
@@ -70,29 +70,29 @@ typedef struct fluxgen_gemm_args {
   uint32_t abi_version;  // FLUXGEN_ABI_VERSION
   uint32_t struct_size;  // sizeof(fluxgen_gemm_args)
   fluxgen_group group;
-  int64_t rows;          // m / world
+  int64_t rows;  // m / world
   int64_t n;
   int64_t k;
-  const void* a;         // (m, k)
+  const void* a;  // (m, k)
   int64_t a_row_stride;
-  const void* b;         // (n, k), or (k, n) where the kernel was compiled for it, row-major
+  const void* b;  // (n, k), or (k, n) where the kernel was compiled for it, row-major
   int64_t b_row_stride;
-  void* d;               // ag_gemm only
+  void* d;  // ag_gemm only
   int64_t d_row_stride;
-  int32_t chunk_axis;    // enum fluxgen_chunk_axis
-  int32_t group_count;   // arrival groups; 0: all ranks in one
+  int32_t chunk_axis;   // enum fluxgen_chunk_axis
+  int32_t group_count;  // arrival groups; 0: all ranks in one
   int32_t groups[FLUXGEN_MAX_WORLD];
-  int32_t panel;         // clusters along n in one panel; 0: all
-  int64_t chunk_size;    // rows (M) of a chunk; elements of K of the first; 0: the whole slab
-  int32_t sms;           // SMs to use; 0: all
-  int32_t span;          // adjacent ranks whose slabs are tiled as one; 0: 1
-  const void* own;       // ag_gemm: this rank's slab (rows, k), read where it is; null: out of a
+  int32_t panel;       // clusters along n in one panel; 0: all
+  int64_t chunk_size;  // rows (M) of a chunk; elements of K of the first; 0: the whole slab
+  int32_t sms;         // SMs to use; 0: all
+  int32_t span;        // adjacent ranks whose slabs are tiled as one; 0: 1
+  const void* own;     // ag_gemm: this rank's slab (rows, k), read where it is; null: out of a
   int64_t own_row_stride;
-  int32_t ends_call;     // ag_gemm: 1 for the last GEMM of a call
-  int32_t cut;           // K chunks: so many slabs, from this rank's on, come in chunks; 0: all
-  int32_t drain;         // gemm_rs: 1: copies send what it computes
-  int32_t split;         // flat kernels: parts that K is computed in, 1, 2, 4 or 8; 0: 1
-  int32_t sends;         // enum fluxgen_sends; to all, `rows` are all m rows
+  int32_t ends_call;  // ag_gemm: 1 for the last GEMM of a call
+  int32_t cut;        // K chunks: so many slabs, from this rank's on, come in chunks; 0: all
+  int32_t drain;      // gemm_rs: 1: copies send what it computes
+  int32_t split;      // flat kernels: parts that K is computed in, 1, 2, 4 or 8; 0: 1
+  int32_t sends;      // enum fluxgen_sends; to all, `rows` are all m rows
   uint32_t reserved;
 } fluxgen_gemm_args;
 
@@ -104,7 +104,7 @@ typedef struct fluxgen_kernel_info {
   int32_t dtype;         // 0: bf16, 1: fp16
   int32_t tile_m, tile_n, tile_k;
   int32_t cluster_m, cluster_n;
-  int32_t cooperative;   // 0: ping-pong, and on sm80
+  int32_t cooperative;  // 0: ping-pong, and on sm80
   int32_t stages;
   int32_t smem_bytes;    // dynamic shared memory of one block
   int32_t b_transposed;  // 1: B is (k, n)

@@ -49,10 +49,10 @@ typedef struct fluxgen_departure {
 } fluxgen_departure;
 
 typedef struct fluxgen_link_figures {
-  double lag_us;       // from a write of the host to the host's view of its effect, the median
-  double latest_us;    // how late the latest flag was issued, of all since the last look
-  int64_t raised;      // flags since the last look
-  int64_t late;        // of them, issued more than a microsecond late
+  double lag_us;     // from a write of the host to the host's view of its effect, the median
+  double latest_us;  // how late the latest flag was issued, of all since the last look
+  int64_t raised;    // flags since the last look
+  int64_t late;      // of them, issued more than a microsecond late
 } fluxgen_link_figures;
 }
 
@@ -346,51 +346,51 @@ inline int link_status(CUresult status, char const* what, char* message, int64_t
 }  // namespace fluxgen
 
 #define FLUXGEN_LINK_EXPORT extern "C" __attribute__((visibility("default")))
-#define FLUXGEN_EXPORT_EMULATED_LINK()                                                            \
-  FLUXGEN_LINK_EXPORT int fluxgen_abi_version(void) { return FLUXGEN_ABI_VERSION; }               \
-  FLUXGEN_LINK_EXPORT void* fluxgen_link_open(char* message, int64_t size) {                      \
-    return fluxgen::EmulatedLink::open(message, size);                                            \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT void fluxgen_link_close(void* link) {                                       \
-    delete static_cast<fluxgen::EmulatedLink*>(link);                                             \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT void* fluxgen_link_peer(void* link) {                                       \
-    return static_cast<fluxgen::EmulatedLink*>(link)->peer();                                     \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT int fluxgen_link_mark(void* link, void* stream, uint32_t epoch,             \
-                                            char* message, int64_t size) {                        \
-    return fluxgen::link_status(static_cast<fluxgen::EmulatedLink*>(link)->mark(                  \
-                                    static_cast<CUstream>(stream), epoch),                        \
-                                "mark", message, size);                                           \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT int fluxgen_link_gate(void* link, void* stream, void* word, uint32_t epoch, \
-                                            char* message, int64_t size) {                        \
-    return fluxgen::link_status(static_cast<fluxgen::EmulatedLink*>(link)->gate(                  \
-                                    static_cast<CUstream>(stream), word, epoch),                  \
-                                "gate", message, size);                                           \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT int fluxgen_link_gather(void* link, uint32_t epoch, double latency_us,      \
-                                              fluxgen_arrival const* arrivals, int64_t count,     \
-                                              char*, int64_t) {                                   \
-    static_cast<fluxgen::EmulatedLink*>(link)->gather(epoch, latency_us, arrivals, count);        \
-    return FLUXGEN_OK;                                                                            \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT int fluxgen_link_scatter(void* link, uint32_t epoch, double latency_us,     \
-                                               fluxgen_departure const* departures,               \
-                                               int64_t count, char* message, int64_t size) {      \
-    return fluxgen::link_status(static_cast<fluxgen::EmulatedLink*>(link)->scatter(               \
-                                    epoch, latency_us, departures, count),                        \
-                                "watch", message, size);                                          \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT int fluxgen_link_drain(void* link, double seconds,                          \
-                                             fluxgen_link_figures* figures) {                     \
-    return static_cast<fluxgen::EmulatedLink*>(link)->drain(seconds, figures) ? 0 : 1;            \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT void fluxgen_link_reset(void* link) {                                       \
-    static_cast<fluxgen::EmulatedLink*>(link)->reset();                                           \
-  }                                                                                               \
-  FLUXGEN_LINK_EXPORT void fluxgen_link_cancel(void* link) {                                      \
-    static_cast<fluxgen::EmulatedLink*>(link)->cancel();                                          \
+#define FLUXGEN_EXPORT_EMULATED_LINK()                                                             \
+  FLUXGEN_LINK_EXPORT int fluxgen_abi_version(void) { return FLUXGEN_ABI_VERSION; }                \
+  FLUXGEN_LINK_EXPORT void* fluxgen_link_open(char* message, int64_t size) {                       \
+    return fluxgen::EmulatedLink::open(message, size);                                             \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT void fluxgen_link_close(void* link) {                                        \
+    delete static_cast<fluxgen::EmulatedLink*>(link);                                              \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT void* fluxgen_link_peer(void* link) {                                        \
+    return static_cast<fluxgen::EmulatedLink*>(link)->peer();                                      \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT int fluxgen_link_mark(void* link, void* stream, uint32_t epoch,              \
+                                            char* message, int64_t size) {                         \
+    return fluxgen::link_status(                                                                   \
+        static_cast<fluxgen::EmulatedLink*>(link)->mark(static_cast<CUstream>(stream), epoch),     \
+        "mark", message, size);                                                                    \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT int fluxgen_link_gate(void* link, void* stream, void* word, uint32_t epoch,  \
+                                            char* message, int64_t size) {                         \
+    return fluxgen::link_status(static_cast<fluxgen::EmulatedLink*>(link)->gate(                   \
+                                    static_cast<CUstream>(stream), word, epoch),                   \
+                                "gate", message, size);                                            \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT int fluxgen_link_gather(void* link, uint32_t epoch, double latency_us,       \
+                                              fluxgen_arrival const* arrivals, int64_t count,      \
+                                              char*, int64_t) {                                    \
+    static_cast<fluxgen::EmulatedLink*>(link)->gather(epoch, latency_us, arrivals, count);         \
+    return FLUXGEN_OK;                                                                             \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT int fluxgen_link_scatter(void* link, uint32_t epoch, double latency_us,      \
+                                               fluxgen_departure const* departures, int64_t count, \
+                                               char* message, int64_t size) {                      \
+    return fluxgen::link_status(                                                                   \
+        static_cast<fluxgen::EmulatedLink*>(link)->scatter(epoch, latency_us, departures, count),  \
+        "watch", message, size);                                                                   \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT int fluxgen_link_drain(void* link, double seconds,                           \
+                                             fluxgen_link_figures* figures) {                      \
+    return static_cast<fluxgen::EmulatedLink*>(link)->drain(seconds, figures) ? 0 : 1;             \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT void fluxgen_link_reset(void* link) {                                        \
+    static_cast<fluxgen::EmulatedLink*>(link)->reset();                                            \
+  }                                                                                                \
+  FLUXGEN_LINK_EXPORT void fluxgen_link_cancel(void* link) {                                       \
+    static_cast<fluxgen::EmulatedLink*>(link)->cancel();                                           \
   }
 
 #endif  // FLUXGEN_EMULATED_LINK_CUH_

@@ -13,13 +13,15 @@ inline int check_flat(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
     return status;
   }
   if (args.chunk_size != 0 || args.drain != 0) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "chunk_size=%lld, drain=%lld: a flat kernel has whole slabs, and stores to their owners",
-                args.chunk_size, args.drain);
+    return fail(
+        message, size, FLUXGEN_BAD_ARGUMENT,
+        "chunk_size=%lld, drain=%lld: a flat kernel has whole slabs, and stores to their owners",
+        args.chunk_size, args.drain);
   }
   if (!sends_to_all(args) && args.group.world > 1 && args.span != args.group.world) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "span=%lld: a flat kernel tiles all %lld slabs as one", args.span, args.group.world);
+                "span=%lld: a flat kernel tiles all %lld slabs as one", args.span,
+                args.group.world);
   }
   return FLUXGEN_OK;
 }

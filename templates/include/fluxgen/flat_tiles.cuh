@@ -16,13 +16,13 @@ namespace fluxgen {
 
 struct FlatTiles {
   int32_t world;
-  int32_t rows;      // of a rank; in one shot: of all
-  int32_t tokens;    // rows of the whole problem
-  int32_t tile;      // tokens of a tile
+  int32_t rows;    // of a rank; in one shot: of all
+  int32_t tokens;  // rows of the whole problem
+  int32_t tile;    // tokens of a tile
   int32_t tiles_m;
-  int32_t tiles_n;   // tiles of columns
+  int32_t tiles_n;  // tiles of columns
   int32_t one_shot;
-  int32_t packed;    // the data carry their epoch, see protocol.cuh
+  int32_t packed;  // the data carry their epoch, see protocol.cuh
 };
 
 // Ranks [first, end) whose rows a tile holds, or that get it.

@@ -68,8 +68,12 @@ struct GemmFacts {
 
 template <class Config>
 constexpr GemmFacts facts_of(bool flat = false) {
-  return {Config::kOp == FLUXGEN_AG_GEMM, Config::kBTransposed, Config::kTileM, Config::kTileK,
-          int(sizeof(typename Config::Element)), flat};
+  return {Config::kOp == FLUXGEN_AG_GEMM,
+          Config::kBTransposed,
+          Config::kTileM,
+          Config::kTileK,
+          int(sizeof(typename Config::Element)),
+          flat};
 }
 
 // What every library says of itself; the caller adds what its architecture has. False: another ABI.
@@ -141,7 +145,7 @@ inline int check_gemm(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
   }
   int64_t const chunks = args.chunk_size == 0 ? 1
                          : along_k            ? k_chunk_count(args.chunk_size, extent)
-                                   : (extent + args.chunk_size - 1) / args.chunk_size;
+                                              : (extent + args.chunk_size - 1) / args.chunk_size;
   if (chunks > FLUXGEN_MAX_CHUNKS) {
     return fail(message, size, FLUXGEN_BAD_ARGUMENT,
                 "chunk_size=%lld cuts %lld into more than 16 chunks", args.chunk_size, extent);
@@ -152,8 +156,8 @@ inline int check_gemm(fluxgen_gemm_args const& args, GemmFacts const& facts, cha
                 args.group.world);
   }
   if (args.span < 0 || (args.span > 1 && args.group.world % args.span)) {
-    return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                "span=%lld: expected a divisor of world=%lld", args.span, args.group.world);
+    return fail(message, size, FLUXGEN_BAD_ARGUMENT, "span=%lld: expected a divisor of world=%lld",
+                args.span, args.group.world);
   }
   for (int g = 0; args.span > 1 && g < args.group_count && g < FLUXGEN_MAX_WORLD; ++g) {
     if (args.groups[g] % args.span) {
@@ -203,11 +207,10 @@ inline bool order_of(fluxgen_gemm_args const& args, GemmFacts const& facts, int 
   for (int g = 0; g < args.group_count && g < FLUXGEN_MAX_WORLD; ++g) {
     groups[g] = args.groups[g] / span;
   }
-  return make_tile_order(order, facts.gathers ? FLUXGEN_AG_GEMM : FLUXGEN_GEMM_RS,
-                         args.group.world / span, args.group.rank / span,
-                         (args.rows * span + facts.tile_m - 1) / facts.tile_m,
-                         (args.n + tile_columns - 1) / tile_columns, cluster_m, args.panel, groups,
-                         args.group_count);
+  return make_tile_order(
+      order, facts.gathers ? FLUXGEN_AG_GEMM : FLUXGEN_GEMM_RS, args.group.world / span,
+      args.group.rank / span, (args.rows * span + facts.tile_m - 1) / facts.tile_m,
+      (args.n + tile_columns - 1) / tile_columns, cluster_m, args.panel, groups, args.group_count);
 }
 
 }  // namespace fluxgen

@@ -28,8 +28,8 @@ DeviceFacts const& device_facts(int device, Count count) {
   DeviceFacts& mine = known[device % kMaxDevices];
   if (mine.sms == 0) {
     DeviceFacts found;
-    found.error = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       kSharedBytes);
+    found.error =
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (found.error == cudaSuccess) {
       found.error = cudaDeviceGetAttribute(&found.sms, cudaDevAttrMultiProcessorCount, device);
     }
@@ -72,8 +72,8 @@ struct GemmLaunch {
   bool early;  // may start while the kernel before it ends, once that one's blocks are resident
 };
 
-inline int launch_gemm(GemmLaunch const& launch, void* parameter, cudaStream_t stream, char* message,
-                       int64_t size) {
+inline int launch_gemm(GemmLaunch const& launch, void* parameter, cudaStream_t stream,
+                       char* message, int64_t size) {
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = launch.grid;
@@ -142,23 +142,23 @@ int update(fluxgen_gemm_args const& args, cudaGraphExec_t graph, cudaGraphNode_t
 }  // namespace fluxgen
 
 // The symbols of a compiled kernel.
-#define FLUXGEN_EXPORT_GEMM(Config)                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_kernel_describe(            \
-      fluxgen_kernel_info* info) {                                                          \
-    return fluxgen::describe<Config>(info);                                                 \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_check(                 \
-      fluxgen_gemm_args const* args, char* message, int64_t size) {                         \
-    return fluxgen::check<Config>(*args, message, size);                                    \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_launch(                \
-      fluxgen_gemm_args const* args, void* stream, char* message, int64_t size) {           \
+#define FLUXGEN_EXPORT_GEMM(Config)                                                          \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_kernel_describe(             \
+      fluxgen_kernel_info* info) {                                                           \
+    return fluxgen::describe<Config>(info);                                                  \
+  }                                                                                          \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_check(                  \
+      fluxgen_gemm_args const* args, char* message, int64_t size) {                          \
+    return fluxgen::check<Config>(*args, message, size);                                     \
+  }                                                                                          \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_launch(                 \
+      fluxgen_gemm_args const* args, void* stream, char* message, int64_t size) {            \
     return fluxgen::launch<Config>(*args, static_cast<cudaStream_t>(stream), message, size); \
-  }                                                                                         \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_update(                \
+  }                                                                                          \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_gemm_update(                 \
       fluxgen_gemm_args const* args, void* graph, void* node, char* message, int64_t size) { \
-    return fluxgen::update<Config>(*args, static_cast<cudaGraphExec_t>(graph),              \
-                                   static_cast<cudaGraphNode_t>(node), message, size);      \
+    return fluxgen::update<Config>(*args, static_cast<cudaGraphExec_t>(graph),               \
+                                   static_cast<cudaGraphNode_t>(node), message, size);       \
   }
 
 #endif  // FLUXGEN_GEMM_LAUNCH_CUH_

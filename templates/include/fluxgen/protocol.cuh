@@ -92,9 +92,9 @@ constexpr int64_t kPullTicketOffset = 12;
 constexpr int64_t kBegunOffset = 16;       // the epoch of the last ag_gemm that began
 constexpr int64_t kMultipliedOffset = 20;  // of the last one whose GEMMs have ended
 constexpr int64_t kGemmTicketOffset = 24;
-constexpr int64_t kStagedOffset = 28;      // of the last one whose slab is in the stage
-constexpr int64_t kSentOffset = 32;        // the epoch of the last gemm_rs whose copies are all out
-constexpr int64_t kDrainedOffset = 36;     // of the last one that was drained and has ended
+constexpr int64_t kStagedOffset = 28;   // of the last one whose slab is in the stage
+constexpr int64_t kSentOffset = 32;     // the epoch of the last gemm_rs whose copies are all out
+constexpr int64_t kDrainedOffset = 36;  // of the last one that was drained and has ended
 constexpr int64_t kReadyOffset = 256;
 constexpr int64_t kPulledOffset = 384;
 constexpr int64_t kFlagBlockBytes = FLUXGEN_MAX_WORLD * FLUXGEN_MAX_CHUNKS * 4;
@@ -273,12 +273,8 @@ __device__ __forceinline__ uint32_t add_relaxed(uint32_t* address, uint32_t valu
                : "memory");
   return old;
 }
-__device__ __forceinline__ void fence_device() {
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
-__device__ __forceinline__ void fence_system() {
-  asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
+__device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ __forceinline__ uint64_t clock_ns() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -309,7 +305,9 @@ inline void store_relaxed(uint32_t* address, uint32_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
 inline uint32_t load_relaxed_system(uint32_t const* address) { return load_relaxed(address); }
-inline void store_relaxed_system(uint32_t* address, uint32_t value) { store_relaxed(address, value); }
+inline void store_relaxed_system(uint32_t* address, uint32_t value) {
+  store_relaxed(address, value);
+}
 inline void load_packets(uint64_t const* address, uint64_t (&two)[2]) {
   two[0] = __atomic_load_n(address, __ATOMIC_RELAXED);
   two[1] = __atomic_load_n(address + 1, __ATOMIC_RELAXED);
@@ -392,8 +390,9 @@ FLUXGEN_HOST_DEVICE bool gives_up(fluxgen_group const& group, uint64_t start, ui
 }
 
 // Wait until the flag reaches `epoch`; false if that gave up.
-FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch, fluxgen_group const& group,
-                                    uint32_t op, int32_t peer, int32_t chunk) {
+FLUXGEN_HOST_DEVICE bool wait_epoch(uint32_t const* flag, uint32_t epoch,
+                                    fluxgen_group const& group, uint32_t op, int32_t peer,
+                                    int32_t chunk) {
   uint32_t seen = load_acquire_system(flag);
   if (epoch_reached(seen, epoch)) {
     return true;
@@ -423,7 +422,8 @@ FLUXGEN_HOST_DEVICE bool wait_packet(uint64_t const* at, uint32_t epoch, fluxgen
     if (uint32_t(two[0] >> 32) == packet_mark(epoch)) {
       return true;
     }
-    if ((spin & 63u) == 0u && gives_up(group, start, op, source, 0, epoch, uint32_t(two[0] >> 32))) {
+    if ((spin & 63u) == 0u &&
+        gives_up(group, start, op, source, 0, epoch, uint32_t(two[0] >> 32))) {
       return false;
     }
     pause();

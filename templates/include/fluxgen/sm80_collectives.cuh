@@ -26,9 +26,10 @@ template <class Element, int kThreads, int kTileMN, int kTileK>
 struct Sm80Operand<Element, kThreads, kTileMN, kTileK, false> {  // K-major
   static constexpr int kRow = kTileK >= 64 ? 64 : 32;
   static constexpr int kAcross = kRow / 8;  // threads along K
-  using SmemLayoutAtom = decltype(cute::composition(
-      cute::Swizzle<kRow == 64 ? 3 : 2, 3, 3>{},
-      cute::Layout<cute::Shape<cute::_8, cute::Int<kRow>>, cute::Stride<cute::Int<kRow>, cute::_1>>{}));
+  using SmemLayoutAtom =
+      decltype(cute::composition(cute::Swizzle < kRow == 64 ? 3 : 2, 3, 3 > {},
+                                 cute::Layout<cute::Shape<cute::_8, cute::Int<kRow>>,
+                                              cute::Stride<cute::Int<kRow>, cute::_1>>{}));
   using SmemCopyAtom = cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>;
   using GmemTiledCopy = decltype(cute::make_tiled_copy(
       cute::Copy_Atom<cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>, Element>{},
@@ -42,10 +43,10 @@ template <class Element, int kThreads, int kTileMN, int kTileK>
 struct Sm80Operand<Element, kThreads, kTileMN, kTileK, true> {  // MN-major
   static constexpr int kColumn = kTileMN % 64 == 0 ? 64 : 32;
   static constexpr int kAcross = kColumn / 8;  // threads along MN
-  using SmemLayoutAtom = decltype(cute::composition(
-      cute::Swizzle<kColumn == 64 ? 3 : 2, 3, 3>{},
-      cute::Layout<cute::Shape<cute::Int<kColumn>, cute::_8>,
-                   cute::Stride<cute::_1, cute::Int<kColumn>>>{}));
+  using SmemLayoutAtom =
+      decltype(cute::composition(cute::Swizzle < kColumn == 64 ? 3 : 2, 3, 3 > {},
+                                 cute::Layout<cute::Shape<cute::Int<kColumn>, cute::_8>,
+                                              cute::Stride<cute::_1, cute::Int<kColumn>>>{}));
   using SmemCopyAtom = cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>;
   using GmemTiledCopy = decltype(cute::make_tiled_copy(
       cute::Copy_Atom<cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>, Element>{},
@@ -59,11 +60,11 @@ template <class Config>
 struct Sm80Collectives {
   using Element = typename Config::Element;
   static constexpr int kThreads = 32 * Config::kWarpsM * Config::kWarpsN;
-  using TileShape = cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>,
-                                cute::Int<Config::kTileK>>;
-  using Mma = cute::conditional_t<cute::is_same_v<Element, cutlass::half_t>,
-                                  cute::SM80_16x8x16_F32F16F16F32_TN,
-                                  cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+  using TileShape =
+      cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>, cute::Int<Config::kTileK>>;
+  using Mma =
+      cute::conditional_t<cute::is_same_v<Element, cutlass::half_t>,
+                          cute::SM80_16x8x16_F32F16F16F32_TN, cute::SM80_16x8x16_F32BF16BF16F32_TN>;
   // Two atoms along N: one ldmatrix.x4 then serves both.
   using TiledMma = cute::TiledMMA<
       cute::MMA_Atom<Mma>,
@@ -72,8 +73,9 @@ struct Sm80Collectives {
   using A = Sm80Operand<Element, kThreads, Config::kTileM, Config::kTileK, false>;
   using B = Sm80Operand<Element, kThreads, Config::kTileN, Config::kTileK, Config::kBTransposed>;
   using StrideA = cute::Stride<int64_t, cute::_1, int64_t>;
-  using StrideB = cute::conditional_t<Config::kBTransposed, cute::Stride<cute::_1, int64_t, int64_t>,
-                                      cute::Stride<int64_t, cute::_1, int64_t>>;
+  using StrideB =
+      cute::conditional_t<Config::kBTransposed, cute::Stride<cute::_1, int64_t, int64_t>,
+                          cute::Stride<int64_t, cute::_1, int64_t>>;
   using Mainloop = cutlass::gemm::collective::CollectiveMma<
       cutlass::gemm::MainloopSm80CpAsync<Config::kStages>, TileShape, Element, StrideA, Element,
       StrideB, TiledMma, typename A::GmemTiledCopy, typename A::SmemLayoutAtom,
@@ -83,7 +85,7 @@ struct Sm80Collectives {
   // A finished tile in shared memory, where the mainloop had its stages: rows of 16-byte words.
   static constexpr int kOutRow = Config::kTileN % 64 == 0 ? 64 : 32;
   using OutLayout = decltype(cute::tile_to_shape(
-      cute::composition(cute::Swizzle<kOutRow == 64 ? 3 : 2, 3, 3>{},
+      cute::composition(cute::Swizzle < kOutRow == 64 ? 3 : 2, 3, 3 > {},
                         cute::Layout<cute::Shape<cute::_8, cute::Int<kOutRow>>,
                                      cute::Stride<cute::Int<kOutRow>, cute::_1>>{}),
       cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>>{}));

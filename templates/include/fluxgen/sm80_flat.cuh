@@ -70,9 +70,9 @@ struct Sm80Flat {
   static constexpr int kSharedBytes = kLoadBytes > kPartBytes ? kLoadBytes : kPartBytes;
   static_assert(kWordsB % 32 == 0 && kWordsA % 32 == 0, "all lanes load");
   static_assert(kColumns % 16 == 0 && kTokens % 16 == 0 && kDepth % 16 == 0, "whole fragments");
-  using Mma = cute::conditional_t<cute::is_same_v<Element, cutlass::half_t>,
-                                  cute::SM80_16x8x16_F32F16F16F32_TN,
-                                  cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+  using Mma =
+      cute::conditional_t<cute::is_same_v<Element, cutlass::half_t>,
+                          cute::SM80_16x8x16_F32F16F16F32_TN, cute::SM80_16x8x16_F32BF16BF16F32_TN>;
 
   // A warp's sums: of 16 columns and 8 tokens each, four a lane.
   using Sums = float[kColumns / 16][kTokens / 8][4];
@@ -92,7 +92,8 @@ struct Sm80Flat {
         inside);
   }
 
-  CUTLASS_DEVICE static void load_b(Sm80FlatParams const& p, Tile const& tile, int k0, uint4* stage) {
+  CUTLASS_DEVICE static void load_b(Sm80FlatParams const& p, Tile const& tile, int k0,
+                                    uint4* stage) {
     int const lane = int(threadIdx.x) & 31;
     constexpr int kAcross = (Config::kBTransposed ? kColumns : kDepth) / kEach;
     CUTLASS_PRAGMA_UNROLL
@@ -101,13 +102,14 @@ struct Sm80Flat {
       int const k = k0 + (Config::kBTransposed ? row : chunk * kEach);
       int const column = Config::kBTransposed ? chunk * kEach : row;
       bool const inside = k < p.k && column < tile.columns;
-      int64_t const at = Config::kBTransposed ? k * p.b_row_stride + column
-                                              : column * p.b_row_stride + k;
+      int64_t const at =
+          Config::kBTransposed ? k * p.b_row_stride + column : column * p.b_row_stride + k;
       load(stage + RowsB::at(row, chunk), inside ? tile.b + at : tile.b, inside);
     }
   }
 
-  CUTLASS_DEVICE static void load_a(Sm80FlatParams const& p, Tile const& tile, int k0, uint4* stage) {
+  CUTLASS_DEVICE static void load_a(Sm80FlatParams const& p, Tile const& tile, int k0,
+                                    uint4* stage) {
     int const lane = int(threadIdx.x) & 31;
     constexpr int kAcross = kDepth / kEach;
     CUTLASS_PRAGMA_UNROLL
@@ -129,9 +131,8 @@ struct Sm80Flat {
       for (int i = 0; i < kColumns / 16; ++i) {
         if constexpr (Config::kBTransposed) {
           int const row = k * 16 + (lane & 7) + (lane >> 4) * 8;
-          cute::SM75_U16x8_LDSM_T::copy(
-              word(stage + RowsB::at(row, i * 2 + (lane >> 3 & 1))), b[i][0], b[i][1], b[i][2],
-              b[i][3]);
+          cute::SM75_U16x8_LDSM_T::copy(word(stage + RowsB::at(row, i * 2 + (lane >> 3 & 1))),
+                                        b[i][0], b[i][1], b[i][2], b[i][3]);
         } else {
           cute::SM75_U32x4_LDSM_N::copy(
               word(stage + RowsB::at(i * 16 + (lane & 15), k * 2 + (lane >> 4))), b[i][0], b[i][1],
@@ -149,7 +150,7 @@ struct Sm80Flat {
       for (int i = 0; i < kColumns / 16; ++i) {
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kTokens / 8; ++j) {
-          float(&sum)[4] = sums[i][j];
+          float (&sum)[4] = sums[i][j];
           Mma::fma(sum[0], sum[1], sum[2], sum[3], b[i][0], b[i][1], b[i][2], b[i][3],
                    a[j / 2][j % 2 * 2], a[j / 2][j % 2 * 2 + 1], sum[0], sum[1], sum[2], sum[3]);
         }
@@ -173,8 +174,8 @@ struct Sm80Flat {
       float sum[8] = {};
       CUTLASS_PRAGMA_UNROLL
       for (int part = 0; part < kWarps; ++part) {
-        auto const* from = reinterpret_cast<float4 const*>(
-            parts + (part * kTokens + row) * kPitch + column);
+        auto const* from =
+            reinterpret_cast<float4 const*>(parts + (part * kTokens + row) * kPitch + column);
         float4 const low = from[0], high = from[1];
         sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
         sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
@@ -194,17 +195,17 @@ struct Sm80Flat {
                    : FlatStore<Element>::begin(p.group, p.tiles, p.n);
     int const all_steps = (p.k + kDepth - 1) / kDepth;
     int const steps = (all_steps - warp + kWarps - 1) / kWarps;  // of this warp; none if k is short
-    uint32_t epoch = 0, come = 0;  // sources whose slabs are here
+    uint32_t epoch = 0, come = 0;                                // sources whose slabs are here
     bool knows_epoch = false;
     int const total = p.tiles.tiles_m * p.tiles.tiles_n;
     for (int linear = int(blockIdx.x); linear < total; linear += int(gridDim.x)) {
       int tile_m, tile_n;
       flat_tile_at(p.tiles, linear, &tile_m, &tile_n);
       int64_t const column = int64_t(tile_n) * kColumns;
-      Tile const tile{
-          static_cast<Element const*>(p.a) + int64_t(tile_m) * kTokens * p.a_row_stride,
-          static_cast<Element const*>(p.b) + (Config::kBTransposed ? column : column * p.b_row_stride),
-          flat_tile_tokens(p.tiles, tile_m), min(kColumns, p.n - int(column))};
+      Tile const tile{static_cast<Element const*>(p.a) + int64_t(tile_m) * kTokens * p.a_row_stride,
+                      static_cast<Element const*>(p.b) +
+                          (Config::kBTransposed ? column : column * p.b_row_stride),
+                      flat_tile_tokens(p.tiles, tile_m), min(kColumns, p.n - int(column))};
       auto const first_k = [&](int step) { return (step * kWarps + warp) * kDepth; };
       // B waits for nobody: all stages ask for it before the flags are looked at.
       CUTLASS_PRAGMA_UNROLL
@@ -329,15 +330,27 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
   }
   FlatTiles const tiles = make_flat_tiles(args, Flat::kTokens, Flat::kColumns);
   bool const alone = args.group.world == 1 && args.own != nullptr;  // nothing was gathered
-  *parameter = {args.group, tiles, int32_t(args.n), int32_t(args.k), alone ? args.own : args.a,
-                args.b, alone ? args.own_row_stride : args.a_row_stride, args.b_row_stride, args.d,
-                args.d_row_stride, args.ends_call};
+  *parameter = {args.group,
+                tiles,
+                int32_t(args.n),
+                int32_t(args.k),
+                alone ? args.own : args.a,
+                args.b,
+                alone ? args.own_row_stride : args.a_row_stride,
+                args.b_row_stride,
+                args.d,
+                args.d_row_stride,
+                args.ends_call};
   int const sms = args.sms > 0 && args.sms < facts.sms ? args.sms : facts.sms;
   int64_t const blocks = int64_t(sms) * facts.resident;
   int64_t const total = int64_t(tiles.tiles_m) * tiles.tiles_n;
   *launch = {reinterpret_cast<void const*>(&sm80_flat_kernel<Config>),
-             dim3(unsigned(blocks < total ? blocks : total)), dim3(Flat::kThreads),
-             Flat::kSharedBytes, 0, 0, false};
+             dim3(unsigned(blocks < total ? blocks : total)),
+             dim3(Flat::kThreads),
+             Flat::kSharedBytes,
+             0,
+             0,
+             false};
   return FLUXGEN_OK;
 }
 

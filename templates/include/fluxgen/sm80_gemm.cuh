@@ -16,21 +16,21 @@ namespace fluxgen {
 struct Sm80Params {
   fluxgen_gemm_args args;
   TileOrder order;
-  int32_t tiles_m;     // rows of tiles of `span` slabs
+  int32_t tiles_m;  // rows of tiles of `span` slabs
   int32_t tiles_n;
-  int32_t chunk_rows;  // M chunks of ag_gemm: of the slab if there is one
-  int32_t chunk_k;     // K chunks: elements of the first; 0: none
-  int32_t chunk_tiles; // gemm_rs: rows of tiles in one chunk
+  int32_t chunk_rows;   // M chunks of ag_gemm: of the slab if there is one
+  int32_t chunk_k;      // K chunks: elements of the first; 0: none
+  int32_t chunk_tiles;  // gemm_rs: rows of tiles in one chunk
   int32_t cut;
 };
 
 // Where a tile lies.
 struct Sm80Tile {
-  int row;    // first row inside its `span` slabs
-  int rows;   // that exist
+  int row;   // first row inside its `span` slabs
+  int rows;  // that exist
   int column;
   int columns;
-  int slab;   // of `span` ranks
+  int slab;  // of `span` ranks
 };
 
 // The first warp waits for a source's chunk [first, last], one lane a chunk.
@@ -74,9 +74,9 @@ struct Sm80Gemm {
   // accum += A[:, k0:k1] B[:, k0:k1]^T. The mainloop takes a K that its tile does not divide at its
   // first tile, hence the negative residue.
   template <class Accumulators>
-  CUTLASS_DEVICE static void multiply(Accumulators& accum, Sm80Params const& p, Sm80Tile const& tile,
-                                      Element const* a, int64_t a_stride, int k0, int k1,
-                                      char* shared) {
+  CUTLASS_DEVICE static void multiply(Accumulators& accum, Sm80Params const& p,
+                                      Sm80Tile const& tile, Element const* a, int64_t a_stride,
+                                      int k0, int k1, char* shared) {
     using namespace cute;
     int const tiles = (k1 - k0 + Config::kTileK - 1) / Config::kTileK;
     int const residue = k1 - k0 - tiles * Config::kTileK;
@@ -105,8 +105,8 @@ struct Sm80Gemm {
   CUTLASS_DEVICE static void store(Accumulators const& accum, Sm80Tile const& tile, char* shared,
                                    Place place) {
     using namespace cute;
-    auto sC = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(shared)),
-                          typename C::OutLayout{});
+    auto sC =
+        make_tensor(make_smem_ptr(reinterpret_cast<Element*>(shared)), typename C::OutLayout{});
     auto rounded = make_tensor_like<Element>(accum);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < size(accum); ++i) {
@@ -170,7 +170,8 @@ struct Sm80Gemm {
       bool const own = kAllGather && args.own != nullptr && span == 1 && at.l == group.rank;
       int64_t const a_stride = own ? args.own_row_stride : args.a_row_stride;
       int64_t const first_row = own ? tile.row : int64_t(at.l) * slab_rows + tile.row;
-      Element const* a = static_cast<Element const*>(own ? args.own : args.a) + first_row * a_stride;
+      Element const* a =
+          static_cast<Element const*>(own ? args.own : args.a) + first_row * a_stride;
       if constexpr (kAllGather) {
         bool const pieces = !own && p.chunk_k > 0;
         for (int chunk = 0, k0 = 0; k0 < k; ++chunk) {
@@ -274,7 +275,11 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
   int64_t const blocks = int64_t(sms) * facts.resident;
   *launch = {reinterpret_cast<void const*>(&sm80_kernel<Config>),
              dim3(unsigned(blocks < int64_t(p.order.total) ? blocks : p.order.total)),
-             dim3(Sm80Gemm<Config>::kThreads), Sm80Gemm<Config>::kSharedBytes, 0, 0, false};
+             dim3(Sm80Gemm<Config>::kThreads),
+             Sm80Gemm<Config>::kSharedBytes,
+             0,
+             0,
+             false};
   return FLUXGEN_OK;
 }
 

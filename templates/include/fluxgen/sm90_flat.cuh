@@ -75,8 +75,8 @@ struct Sm90Flat {
 
   template <class Stride, class Layout, class Shape>
   static auto descriptor(Element const* base, int rows, int k, Stride stride, Layout, Shape) {
-    auto const matrix = cute::make_tensor(
-        cute::make_gmem_ptr(base), cute::make_layout(cute::make_shape(rows, k), stride));
+    auto const matrix = cute::make_tensor(cute::make_gmem_ptr(base),
+                                          cute::make_layout(cute::make_shape(rows, k), stride));
     return cute::make_tma_copy(cute::SM90_TMA_LOAD{}, matrix,
                                Layout{}(cute::_, cute::_, cute::Int<0>{}), Shape{}, cute::_1{});
   }
@@ -136,10 +136,10 @@ struct Sm90Flat {
     Walk const walk(p);
     Tensor sB = make_tensor(make_smem_ptr(shared.b), LayoutB{});
     Tensor sA = make_tensor(make_smem_ptr(shared.a), LayoutA{});
-    auto const all_b = local_tile(p.b.get_tma_tensor(make_shape(p.n, p.k)), ShapeB{},
-                                  make_coord(_, _));
-    auto const all_a = local_tile(p.a.get_tma_tensor(make_shape(p.tiles.tokens, p.k)), ShapeA{},
-                                  make_coord(_, _));
+    auto const all_b =
+        local_tile(p.b.get_tma_tensor(make_shape(p.n, p.k)), ShapeB{}, make_coord(_, _));
+    auto const all_a =
+        local_tile(p.a.get_tma_tensor(make_shape(p.tiles.tokens, p.k)), ShapeA{}, make_coord(_, _));
     auto const cut_b = p.b.get_slice(_0{});
     auto const cut_a = p.a.get_slice(_0{});
     Tensor to_b = cut_b.partition_D(sB);
@@ -147,7 +147,7 @@ struct Sm90Flat {
 
     uint32_t epoch = 0, come = 0;  // sources whose slabs are here
     bool knows_epoch = false;
-    uint32_t filled = 0;           // stages, of the whole walk
+    uint32_t filled = 0;  // stages, of the whole walk
     for (int linear = walk.first; linear < walk.total; linear += walk.step) {
       int tile_m, tile_n;
       flat_tile_at(p.tiles, linear, &tile_m, &tile_n);
@@ -261,7 +261,8 @@ struct Sm90Flat {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kEach; ++i) {
           auto const at = where(first / kPass * kEach + i);
-          shared.part[(get<1>(at) - first) * kPitch + get<0>(at)] = accum(first / kPass * kEach + i);
+          shared.part[(get<1>(at) - first) * kPitch + get<0>(at)] =
+              accum(first / kPass * kEach + i);
         }
         sync_threads(1, kConsumers);
         if (thread < walk.parts) {

@@ -82,8 +82,8 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
                              : parts == 2 ? sm90_flat_device<Config, 2>(device)
                              : parts == 4 ? sm90_flat_device<Config, 4>(device)
                                           : sm90_flat_device<Config, 8>(device);
-  if (int const status = device_status(facts, device, "sm_90a code: expected a Hopper GPU", message,
-                                       size)) {
+  if (int const status =
+          device_status(facts, device, "sm_90a code: expected a Hopper GPU", message, size)) {
     return status;
   }
   int const sms = args.sms > 0 && args.sms < facts.sms ? args.sms : facts.sms;
@@ -100,9 +100,10 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
   p.b = Flat::descriptor(static_cast<Element const*>(args.b), n, k, stride_b,
                          typename Flat::LayoutB{}, typename Flat::ShapeB{});
   bool const alone = args.group.world == 1 && args.own != nullptr;  // nothing was gathered
-  p.a = Flat::descriptor(static_cast<Element const*>(alone ? args.own : args.a), p.tiles.tokens, k,
-                         cute::make_stride(alone ? args.own_row_stride : args.a_row_stride, cute::_1{}),
-                         typename Flat::LayoutA{}, typename Flat::ShapeA{});
+  p.a = Flat::descriptor(
+      static_cast<Element const*>(alone ? args.own : args.a), p.tiles.tokens, k,
+      cute::make_stride(alone ? args.own_row_stride : args.a_row_stride, cute::_1{}),
+      typename Flat::LayoutA{}, typename Flat::ShapeA{});
   p.group = args.group;
   p.n = n;
   p.k = k;
@@ -112,8 +113,13 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
   int64_t const tiles = int64_t(p.tiles.tiles_m) * p.tiles.tiles_n;
   clusters = clusters < tiles ? clusters : tiles;
   // An ag_gemm may start early: it waits for flags, never for the kernel that begins its call.
-  *launch = {reinterpret_cast<void const*>(&sm90_flat_kernel<Config>), dim3(unsigned(clusters * parts)),
-             dim3(Flat::kThreads), Flat::kSharedBytes, parts, 1, Flat::kAllGather};
+  *launch = {reinterpret_cast<void const*>(&sm90_flat_kernel<Config>),
+             dim3(unsigned(clusters * parts)),
+             dim3(Flat::kThreads),
+             Flat::kSharedBytes,
+             parts,
+             1,
+             Flat::kAllGather};
   return FLUXGEN_OK;
 }
 

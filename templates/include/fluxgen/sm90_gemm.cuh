@@ -26,8 +26,8 @@ namespace fluxgen {
 template <class Config>
 struct Sm90Gemm {
   using Element = typename Config::Element;
-  using TileShape = cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>,
-                                cute::Int<Config::kTileK>>;
+  using TileShape =
+      cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>, cute::Int<Config::kTileK>>;
   using ClusterShape =
       cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
   static constexpr int kAlign = 16 / sizeof(Element);
@@ -48,12 +48,12 @@ struct Sm90Gemm {
   static constexpr int kAccumulators =
       Config::kTileM * Config::kTileN / (Config::kCooperative ? 256 : 128);  // of one thread
   static constexpr bool kCanSpan = kAllGather || kAccumulators <= 160;
-  using Epilogue = cute::conditional_t<
-      kAllGather, BaseEpilogue,
-      SignalEpilogue<typename WithOwnerStore<BaseEpilogue>::Type, kCanSpan>>;
+  using Epilogue =
+      cute::conditional_t<kAllGather, BaseEpilogue,
+                          SignalEpilogue<typename WithOwnerStore<BaseEpilogue>::Type, kCanSpan>>;
 
-  using AutoStages = cutlass::gemm::collective::StageCountAutoCarveout<
-      static_cast<int>(sizeof(typename BaseEpilogue::SharedStorage))>;
+  using AutoStages = cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
+      sizeof(typename BaseEpilogue::SharedStorage))>;
   using Stages = cute::conditional_t<Config::kStages == 0, AutoStages,
                                      cutlass::gemm::collective::StageCount<Config::kStages>>;
   using LayoutB = cute::conditional_t<Config::kBTransposed, cutlass::layout::RowMajor,
@@ -116,10 +116,11 @@ int check(fluxgen_gemm_args const& args, char* message, int64_t size) {
   if constexpr (!Gemm::kAllGather) {
     if (args.span > 1 && (!Gemm::kCanSpan || args.rows * args.span != Config::kTileM ||
                           args.chunk_size || args.rows % Gemm::Epilogue::kSubtileM)) {
-      return fail(message, size, FLUXGEN_BAD_ARGUMENT,
-                  "span=%lld with slabs of %lld rows: gemm_rs needs their product to be one tile of "
-                  "at most 160 accumulators a thread, whole subtiles a slab, and no chunks",
-                  args.span, args.rows);
+      return fail(
+          message, size, FLUXGEN_BAD_ARGUMENT,
+          "span=%lld with slabs of %lld rows: gemm_rs needs their product to be one tile of "
+          "at most 160 accumulators a thread, whole subtiles a slab, and no chunks",
+          args.span, args.rows);
     }
   }
   return FLUXGEN_OK;
@@ -144,8 +145,8 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
     return cuda_fail(message, size, "cudaGetDevice", error);
   }
   DeviceFacts const& facts = sm90_device<Config>(device);
-  if (int const status = device_status(facts, device, "sm_90a code: expected a Hopper GPU", message,
-                                       size)) {
+  if (int const status =
+          device_status(facts, device, "sm_90a code: expected a Hopper GPU", message, size)) {
     return status;
   }
 
@@ -187,8 +188,9 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
     bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
     arguments.mainloop.wait.chunk_rows = along_k || chunk == 0 ? rows : chunk;
     arguments.mainloop.wait.chunk_k_tiles =
-        !along_k ? 0 : (chunk == 0 ? (k + Config::kTileK - 1) / Config::kTileK
-                                   : chunk / Config::kTileK);
+        !along_k
+            ? 0
+            : (chunk == 0 ? (k + Config::kTileK - 1) / Config::kTileK : chunk / Config::kTileK);
     arguments.mainloop.wait.last_chunk =
         chunk == 0 ? 0 : (along_k ? k_chunk_count(chunk, k) : (rows + chunk - 1) / chunk) - 1;
     arguments.mainloop.wait.cut = args.cut > 0 ? args.cut : args.group.world;
@@ -215,8 +217,12 @@ int prepare(fluxgen_gemm_args const& args, GemmLaunch* launch,
   *parameter = Kernel::to_underlying_arguments(arguments, nullptr);
   // An ag_gemm may start early: it waits for flags, never for the kernel that begins its call.
   *launch = {reinterpret_cast<void const*>(&cutlass::device_kernel<Kernel>),
-             Kernel::get_grid_shape(*parameter), Kernel::get_block_shape(),
-             Kernel::SharedStorageSize, Config::kClusterM, Config::kClusterN, Gemm::kAllGather};
+             Kernel::get_grid_shape(*parameter),
+             Kernel::get_block_shape(),
+             Kernel::SharedStorageSize,
+             Config::kClusterM,
+             Config::kClusterN,
+             Gemm::kAllGather};
   return FLUXGEN_OK;
 }
 

@@ -22,8 +22,8 @@ namespace fluxgen {
 
 struct SignalArguments {
   fluxgen_group group{};
-  int32_t span = 1;           // owners of one tile, each with tile_m / span of its rows
-  int32_t tiles_m = 0;        // of one slab, those inside the edge
+  int32_t span = 1;     // owners of one tile, each with tile_m / span of its rows
+  int32_t tiles_m = 0;  // of one slab, those inside the edge
   int32_t tiles_n = 0;
   int32_t chunk_tiles_m = 0;  // tiles along m in one chunk
   int32_t drain = 0;          // 1: into the outbox, whose tiles copies send
@@ -42,9 +42,8 @@ class SignalEpilogue : public Base {
   static constexpr int kTileM = cute::size<0>(typename Base::CtaTileMNK{});
   static constexpr int kSubtileM = cute::size<0>(typename Base::EpilogueTile{});
   static constexpr int kSubtilesM = kTileM / kSubtileM;
-  static constexpr int kSubtiles =
-      kSubtilesM * (cute::size<1>(typename Base::CtaTileMNK{}) /
-                    cute::size<1>(typename Base::EpilogueTile{}));
+  static constexpr int kSubtiles = kSubtilesM * (cute::size<1>(typename Base::CtaTileMNK{}) /
+                                                 cute::size<1>(typename Base::EpilogueTile{}));
 
   struct Arguments : Base::Arguments {
     SignalArguments signal{};
@@ -68,11 +67,10 @@ class SignalEpilogue : public Base {
     for (int owner = 0; owner < group.world; ++owner) {
       typename Base::Arguments to_owner = args;
       int const place = owner % args.signal.span;  // of the owner's rows in the tile
-      to_owner.ptr_D =
-          reinterpret_cast<typename Base::ElementD*>(partial_slab(
-              group, owner, 0, slab * int64_t(sizeof(typename Base::ElementD)),
-              args.signal.drain != 0)) -
-          place * slab;
+      to_owner.ptr_D = reinterpret_cast<typename Base::ElementD*>(partial_slab(
+                           group, owner, 0, slab * int64_t(sizeof(typename Base::ElementD)),
+                           args.signal.drain != 0)) -
+                       place * slab;
       cute::get<0>(to_owner.dD) = n;
       cute::get<2>(to_owner.dD) = group.half_bytes / int64_t(sizeof(typename Base::ElementD));
       static_cast<typename Base::Params&>(params) = Base::to_underlying_arguments(

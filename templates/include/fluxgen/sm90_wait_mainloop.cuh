@@ -26,14 +26,14 @@ namespace fluxgen {
 
 struct WaitArguments {
   fluxgen_group group{};
-  int32_t rows = 0;            // of one source's slab
-  int32_t span = 1;            // sources tiled as one slab
+  int32_t rows = 0;  // of one source's slab
+  int32_t span = 1;  // sources tiled as one slab
   int32_t k = 0;
-  int32_t chunk_rows = 0;      // M axis; as large as rows for one chunk
-  int32_t chunk_k_tiles = 0;   // K axis: tiles of K in the first chunk; 0 on the M axis
-  int32_t cut = 0;             // K axis: slabs that come in chunks, from this rank's on
-  int32_t last_chunk = 0;      // of a slab that comes in chunks, along either axis
-  void const* own = nullptr;   // this rank's slab; null: it is waited for like the others
+  int32_t chunk_rows = 0;     // M axis; as large as rows for one chunk
+  int32_t chunk_k_tiles = 0;  // K axis: tiles of K in the first chunk; 0 on the M axis
+  int32_t cut = 0;            // K axis: slabs that come in chunks, from this rank's on
+  int32_t last_chunk = 0;     // of a slab that comes in chunks, along either axis
+  void const* own = nullptr;  // this rank's slab; null: it is waited for like the others
   int64_t own_row_stride = 0;
   int32_t ends_call = 0;
 };
@@ -87,9 +87,9 @@ struct WaitMainloop : Base {
 
   template <class LoadInputs, class KTileIterator, class BlockCoord>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState state,
-                           LoadInputs const& inputs, BlockCoord const& coord,
-                           KTileIterator k_tile, int k_tile_count, int lane,
-                           uint32_t block_rank_in_cluster, TensorStorage& storage) {
+                           LoadInputs const& inputs, BlockCoord const& coord, KTileIterator k_tile,
+                           int k_tile_count, int lane, uint32_t block_rank_in_cluster,
+                           TensorStorage& storage) {
     WaitArguments const& wait = params.wait;
     wait_ = &wait;
     auto [m, n, k, slab] = coord;
@@ -105,8 +105,8 @@ struct WaitMainloop : Base {
     // Tiles past the edge exist inside a cluster. Nobody sets flags for them, and they load
     // nothing of A that is stored (but their share of B, which a partner needs): they do not wait.
     int const end = row < slab_rows ? cute::min(row + kTileM, slab_rows) : row;
-    auto const tiles = rows_of(params, slab_rows * (wait.group.world / wait.span), wait.k,
-                               int(slab) * slab_rows);
+    auto const tiles =
+        rows_of(params, slab_rows * (wait.group.world / wait.span), wait.k, int(slab) * slab_rows);
     auto const from_slab = cute::make_tuple(tiles, cute::get<1>(inputs));
     auto const in_slab = cute::make_coord(m, n, k, 0);
     int const first = int(slab) * wait.span + row / wait.rows;
@@ -169,9 +169,7 @@ struct WaitMainloop : Base {
   CUTLASS_DEVICE static int visit_of(WaitArguments const& wait, int source) {
     return (source < wait.group.rank ? wait.group.world : 0) + source - wait.group.rank;
   }
-  CUTLASS_DEVICE static uint32_t bits(int first, int last) {
-    return (2u << last) - (1u << first);
-  }
+  CUTLASS_DEVICE static uint32_t bits(int first, int last) { return (2u << last) - (1u << first); }
   CUTLASS_DEVICE void note_whole(int first, int last) {
     if (first <= last) {
       whole_ |= bits(first, last);

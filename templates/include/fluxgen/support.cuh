@@ -118,8 +118,8 @@ inline cudaError_t last_node(cudaStream_t stream, cudaGraphNode_t* node) {
   cudaGraphNode_t const* nodes = nullptr;
   size_t count = 0;
 #if CUDART_VERSION >= 13000
-  cudaError_t const error = cudaStreamGetCaptureInfo(stream, &capturing, nullptr, nullptr, &nodes,
-                                                     nullptr, &count);
+  cudaError_t const error =
+      cudaStreamGetCaptureInfo(stream, &capturing, nullptr, nullptr, &nodes, nullptr, &count);
 #else
   cudaError_t const error =
       cudaStreamGetCaptureInfo_v2(stream, &capturing, nullptr, nullptr, &nodes, &count);
@@ -186,8 +186,8 @@ inline int join(CopyStreams const& streams, cudaStream_t stream, int status, cha
 // Queue a reduction, and what collects the peers' rows where they share. `early`: as in `launch`.
 inline int queue_reduction(fluxgen_reduce_args const& args, cudaStream_t stream, bool early,
                            CallGraph* into, char* message, int64_t size) {
-  int const status = queue_kernel(args, stream, early, into != nullptr ? &into->reduce : nullptr,
-                                  message, size);
+  int const status =
+      queue_kernel(args, stream, early, into != nullptr ? &into->reduce : nullptr, message, size);
   return status == FLUXGEN_OK && collects(args)
              ? queue_kernel(CollectArguments{args}, stream, false,
                             into != nullptr ? &into->collect : nullptr, message, size)
@@ -336,8 +336,8 @@ inline int refresh_copies(CallGraph const& graph, ReadyCall& ready, fluxgen_copy
   int chunks = 0;
   int status = check_copies(args, &chunks, nullptr, 0);
   for (size_t i = 0; i < graph.copies.size() && status == FLUXGEN_OK; ++i) {
-    status = cuda_status(
-        update_copy(slab_copy(args, chunks, int(i)), ready.exec, graph.copies[i]), "", nullptr, 0);
+    status = cuda_status(update_copy(slab_copy(args, chunks, int(i)), ready.exec, graph.copies[i]),
+                         "", nullptr, 0);
   }
   if (status == FLUXGEN_OK) {
     ready.copy = args;
@@ -386,7 +386,8 @@ inline int refresh(CallGraph const& graph, ReadyCall& ready, fluxgen_scatter_cal
     status = refresh_kernel(ready.exec, graph.reduce, ready.reduce, *call.reduce);
   }
   return status == FLUXGEN_OK && graph.collect != nullptr
-             ? refresh_kernel(ready.exec, graph.collect, ready.collect, CollectArguments{*call.reduce})
+             ? refresh_kernel(ready.exec, graph.collect, ready.collect,
+                              CollectArguments{*call.reduce})
              : status;
 }
 
@@ -551,50 +552,50 @@ int run(Call const& call, cudaStream_t stream, char* message, int64_t size) {
 
 }  // namespace fluxgen
 
-#define FLUXGEN_EXPORT_SUPPORT()                                                               \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_abi_version(void) {            \
-    return FLUXGEN_ABI_VERSION;                                                                \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_begin(                         \
-      fluxgen_begin_args const* args, void* stream, char* message, int64_t size) {             \
-    return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), false, message, size);    \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_reduce(                        \
-      fluxgen_reduce_args const* args, void* stream, char* message, int64_t size) {            \
-    return fluxgen::queue_reduction(*args, static_cast<cudaStream_t>(stream), false, nullptr,  \
-                                    message, size);                                            \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_copy(                          \
-      fluxgen_copy_args const* args, void* stream, void* awaits, void* copies, void* flags,    \
-      void* event, char* message, int64_t size) {                                              \
-    return fluxgen::copy(*args, static_cast<cudaStream_t>(stream),                             \
+#define FLUXGEN_EXPORT_SUPPORT()                                                                \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_abi_version(void) {             \
+    return FLUXGEN_ABI_VERSION;                                                                 \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_begin(                          \
+      fluxgen_begin_args const* args, void* stream, char* message, int64_t size) {              \
+    return fluxgen::launch(*args, static_cast<cudaStream_t>(stream), false, message, size);     \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_reduce(                         \
+      fluxgen_reduce_args const* args, void* stream, char* message, int64_t size) {             \
+    return fluxgen::queue_reduction(*args, static_cast<cudaStream_t>(stream), false, nullptr,   \
+                                    message, size);                                             \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_copy(                           \
+      fluxgen_copy_args const* args, void* stream, void* awaits, void* copies, void* flags,     \
+      void* event, char* message, int64_t size) {                                               \
+    return fluxgen::copy(*args, static_cast<cudaStream_t>(stream),                              \
                          {static_cast<cudaStream_t>(awaits), static_cast<cudaStream_t>(copies), \
-                          static_cast<cudaStream_t>(flags), static_cast<cudaEvent_t>(event)},  \
-                         message, size);                                                       \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_order(                         \
-      void* before, void* after, void* event, char* message, int64_t size) {                   \
-    return fluxgen::order(static_cast<cudaStream_t>(before), static_cast<cudaStream_t>(after), \
-                          static_cast<cudaEvent_t>(event), message, size);                     \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_gather(                        \
-      fluxgen_gather_call const* call, void* stream, char* message, int64_t size) {            \
-    return fluxgen::run(*call, static_cast<cudaStream_t>(stream), message, size);              \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int fluxgen_scatter(                       \
-      fluxgen_scatter_call const* call, void* stream, char* message, int64_t size) {           \
-    return fluxgen::run(*call, static_cast<cudaStream_t>(stream), message, size);              \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) void* fluxgen_graphs(                       \
-      int64_t most, int64_t* left) {                                                           \
-    return new fluxgen::CallGraphs(most, left);                                                \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int64_t fluxgen_graphs_made(               \
-      void const* graphs) {                                                                    \
-    return int64_t(static_cast<fluxgen::CallGraphs const*>(graphs)->ready.size());             \
-  }                                                                                            \
-  extern "C" __attribute__((visibility("default"))) void fluxgen_graphs_free(void* graphs) {   \
-    delete static_cast<fluxgen::CallGraphs*>(graphs);                                          \
+                          static_cast<cudaStream_t>(flags), static_cast<cudaEvent_t>(event)},   \
+                         message, size);                                                        \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_order(                          \
+      void* before, void* after, void* event, char* message, int64_t size) {                    \
+    return fluxgen::order(static_cast<cudaStream_t>(before), static_cast<cudaStream_t>(after),  \
+                          static_cast<cudaEvent_t>(event), message, size);                      \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_gather(                         \
+      fluxgen_gather_call const* call, void* stream, char* message, int64_t size) {             \
+    return fluxgen::run(*call, static_cast<cudaStream_t>(stream), message, size);               \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) int fluxgen_scatter(                        \
+      fluxgen_scatter_call const* call, void* stream, char* message, int64_t size) {            \
+    return fluxgen::run(*call, static_cast<cudaStream_t>(stream), message, size);               \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) void* fluxgen_graphs(int64_t most,          \
+                                                                         int64_t* left) {       \
+    return new fluxgen::CallGraphs(most, left);                                                 \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) int64_t fluxgen_graphs_made(                \
+      void const* graphs) {                                                                     \
+    return int64_t(static_cast<fluxgen::CallGraphs const*>(graphs)->ready.size());              \
+  }                                                                                             \
+  extern "C" __attribute__((visibility("default"))) void fluxgen_graphs_free(void* graphs) {    \
+    delete static_cast<fluxgen::CallGraphs*>(graphs);                                           \
   }
 
 #endif  // FLUXGEN_SUPPORT_CUH_

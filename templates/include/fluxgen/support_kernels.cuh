@@ -14,9 +14,9 @@ namespace fluxgen {
 
 constexpr int kThreads = 256;
 constexpr int kBeginThreads = 512;
-constexpr int kInFlight = 8;       // loads of one thread in the reduction
-constexpr int kCopiesInFlight = 4; // loads of one thread that copies a slab
-constexpr int kBlocksPerSm = 4;    // of the reduction, where none is asked for
+constexpr int kInFlight = 8;                 // loads of one thread in the reduction
+constexpr int kCopiesInFlight = 4;           // loads of one thread that copies a slab
+constexpr int kBlocksPerSm = 4;              // of the reduction, where none is asked for
 constexpr int kBlocksPerSmBesideCopies = 1;  // the kernels that it waits for need room
 constexpr uint32_t kReduceOp = 2;
 constexpr uint32_t kTransportOp = 3;
@@ -53,8 +53,8 @@ __device__ __forceinline__ void copy_rows(char* to, char* also, char const* from
       int64_t const i = first + c * step;
       if (i < total) {
         int64_t const row = contiguous ? 0 : i / vectors;
-        values[c] = *reinterpret_cast<uint4 const*>(from + row * from_stride +
-                                                    (i - row * vectors) * 16);
+        values[c] =
+            *reinterpret_cast<uint4 const*>(from + row * from_stride + (i - row * vectors) * 16);
       }
     }
 #pragma unroll
@@ -250,15 +250,23 @@ __global__ void raise_kernel(RaiseArguments args) {
 template <class T>
 __device__ __forceinline__ float2 to_float2(T pair);
 template <>
-__device__ __forceinline__ float2 to_float2(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
+__device__ __forceinline__ float2 to_float2(__nv_bfloat162 pair) {
+  return __bfloat1622float2(pair);
+}
 template <>
-__device__ __forceinline__ float2 to_float2(__half2 pair) { return __half22float2(pair); }
+__device__ __forceinline__ float2 to_float2(__half2 pair) {
+  return __half22float2(pair);
+}
 template <class T>
 __device__ __forceinline__ T from_float2(float2 pair);
 template <>
-__device__ __forceinline__ __nv_bfloat162 from_float2(float2 p) { return __float22bfloat162_rn(p); }
+__device__ __forceinline__ __nv_bfloat162 from_float2(float2 p) {
+  return __float22bfloat162_rn(p);
+}
 template <>
-__device__ __forceinline__ __half2 from_float2(float2 p) { return __float22half2_rn(p); }
+__device__ __forceinline__ __half2 from_float2(float2 p) {
+  return __float22half2_rn(p);
+}
 
 // Eight elements of one source, 16 bytes, to their sums.
 template <class Pair>
@@ -276,8 +284,8 @@ __device__ __forceinline__ void add_word(float2 (&sum)[4], void const* word) {
 // From the sums of eight elements to D: scaled, with the bias, with `Shares` the residual, rounded once.
 // `column` in words. What was stored.
 template <class Pair, bool Shares>
-__device__ __forceinline__ uint4 finish_word(fluxgen_reduce_args const& args, float2 const (&sum)[4],
-                                             int64_t row, int64_t column) {
+__device__ __forceinline__ uint4 finish_word(fluxgen_reduce_args const& args,
+                                             float2 const (&sum)[4], int64_t row, int64_t column) {
   Pair added[4] = {};
   if (args.bias != nullptr) {
     uint4 const raw = static_cast<uint4 const*>(args.bias)[column];
@@ -286,8 +294,7 @@ __device__ __forceinline__ uint4 finish_word(fluxgen_reduce_args const& args, fl
   int64_t const at = (row * args.d_row_stride + column * 8) * 2;
   Pair last[4] = {};
   if (Shares && args.residual != nullptr) {
-    uint4 const raw =
-        *reinterpret_cast<uint4 const*>(static_cast<char const*>(args.residual) + at);
+    uint4 const raw = *reinterpret_cast<uint4 const*>(static_cast<char const*>(args.residual) + at);
     memcpy(last, &raw, 16);
   }
   Pair rounded[4];

@@ -69,9 +69,10 @@ inline int block_count(int asked, int per_sm, int64_t work) {
 // Whether the workspaces have room for what a call puts there: an ag_gemm its slab in the stage, or,
 // where slabs are pushed, all of them in the gathered matrix; a gemm_rs all of them in the outbox.
 inline bool slabs_fit(fluxgen_group const& group, int64_t slab, int32_t kind) {
-  return kind == FLUXGEN_PULL ? slab <= group.stage_bytes
-                              : group.world * slab <= (kind == FLUXGEN_DRAIN ? group.drained_bytes
-                                                                             : group.gathered_bytes);
+  return kind == FLUXGEN_PULL
+             ? slab <= group.stage_bytes
+             : group.world * slab <=
+                   (kind == FLUXGEN_DRAIN ? group.drained_bytes : group.gathered_bytes);
 }
 
 // Which kernel runs on how many blocks; its one parameter is the argument struct.
@@ -90,8 +91,9 @@ inline int prepare(fluxgen_begin_args const& args, SupportLaunch* prepared, char
   if (args.rows < 1 || args.row_bytes < 16 || args.row_bytes % 16 || args.row_stride_bytes % 16 ||
       args.row_stride_bytes < args.row_bytes || args.x == nullptr ||
       reinterpret_cast<uintptr_t>(args.x) % 16) {
-    return refuse(message, size,
-                  "x: expected rows of a positive multiple of 16 bytes at 16-byte aligned addresses");
+    return refuse(
+        message, size,
+        "x: expected rows of a positive multiple of 16 bytes at 16-byte aligned addresses");
   }
   if (reinterpret_cast<uintptr_t>(args.gathered) % 16 ||
       (args.gathered == nullptr && (args.keep || args.pull))) {
@@ -135,12 +137,13 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   if (args.rows < 1 || args.n < 8 || args.n % 8 || args.d == nullptr ||
       reinterpret_cast<uintptr_t>(args.d) % 16 || args.d_row_stride % 8 ||
       args.d_row_stride < args.n) {
-    return refuse(message, size,
-                  "d: expected rows of a positive multiple of 8 elements at 16-byte aligned addresses");
+    return refuse(
+        message, size,
+        "d: expected rows of a positive multiple of 8 elements at 16-byte aligned addresses");
   }
   if (args.chunk_rows < 0 ||
-      (args.chunk_rows > 0 && (args.rows + args.chunk_rows - 1) / args.chunk_rows >
-                                  FLUXGEN_MAX_CHUNKS)) {
+      (args.chunk_rows > 0 &&
+       (args.rows + args.chunk_rows - 1) / args.chunk_rows > FLUXGEN_MAX_CHUNKS)) {
     return refuse(message, size, "chunk_rows: expected at most 16 chunks");
   }
   if (args.bias != nullptr && reinterpret_cast<uintptr_t>(args.bias) % 16) {
@@ -152,7 +155,8 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   bool const packed = args.packed != 0;
   if (packed && (args.packed != 1 || args.drain || args.chunk_rows ||
                  (args.shares && args.shares != FLUXGEN_ONE_SHOT))) {
-    return refuse(message, size, "packed: expected 0, or 1 of whole slabs of a gemm_rs or of one shot");
+    return refuse(message, size,
+                  "packed: expected 0, or 1 of whole slabs of a gemm_rs or of one shot");
   }
   if (packed && args.group.world * args.rows * args.n * 4 > args.group.packet_bytes) {
     return refuse(message, size, "the packets do not fit one half of their part of the workspace");
@@ -160,8 +164,9 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   int64_t const inbox = packed ? 0 : args.group.world * args.rows * args.n * 2;
   if (inbox > (args.drain ? args.group.drained_bytes : args.group.half_bytes)) {
     return refuse(message, size,
-                  args.drain ? "the inbox does not fit the part of the workspace that is drained into"
-                             : "the inbox does not fit one half of the workspace");
+                  args.drain
+                      ? "the inbox does not fit the part of the workspace that is drained into"
+                      : "the inbox does not fit one half of the workspace");
   }
   if (args.dtype != 0 && args.dtype != 1) {
     return refuse(message, size, "dtype: expected 0 (bf16) or 1 (fp16)");
@@ -184,13 +189,16 @@ inline int prepare(fluxgen_reduce_args const& args, SupportLaunch* prepared, cha
   }
   if (args.residual != nullptr &&
       (!args.shares || exchanges || reinterpret_cast<uintptr_t>(args.residual) % 16)) {
-    return refuse(message, size,
-                  "residual: expected null, or a 16-byte aligned address where all ranks get the rows");
+    return refuse(
+        message, size,
+        "residual: expected null, or a 16-byte aligned address where all ranks get the rows");
   }
   int64_t const words = (exchanges ? args.group.world : 1) * args.rows * (args.n / 8);
   int64_t const work = (words + kThreads - 1) / kThreads;
   *prepared = {exchanges ? reinterpret_cast<void*>(&exchange_kernel)
-                         : reduce_kernels()[args.dtype + (packed ? 4 : args.shares ? 2 : 0)],
+                         : reduce_kernels()[args.dtype + (packed        ? 4
+                                                          : args.shares ? 2
+                                                                        : 0)],
                block_count(args.blocks, args.drain ? kBlocksPerSmBesideCopies : kBlocksPerSm, work),
                kThreads, "reduce"};
   return FLUXGEN_OK;
@@ -303,8 +311,8 @@ inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* messag
                          : "gathered: expected a 16-byte aligned address");
   }
   bool const along_k = args.chunk_axis == FLUXGEN_CHUNK_K;
-  if (args.x_step_bytes != 0 && (args.kind != FLUXGEN_PUSH || args.x_step_bytes < 0 ||
-                                 args.x_step_bytes % 16)) {
+  if (args.x_step_bytes != 0 &&
+      (args.kind != FLUXGEN_PUSH || args.x_step_bytes < 0 || args.x_step_bytes % 16)) {
     return refuse(message, size, "x_step_bytes: expected 0, or of pushes a multiple of 16");
   }
   if (drains && along_k) {
@@ -324,8 +332,8 @@ inline int check_copies(fluxgen_copy_args const& args, int* chunks, char* messag
 struct SlabCopy {
   int peer;  // where it comes from, or goes to; round the ring whose slab it is
   int chunk;
-  bool last;  // of this peer's, or of all that are drained
-  uint32_t awaited;  // peers to be ready before it
+  bool last;          // of this peer's, or of all that are drained
+  uint32_t awaited;   // peers to be ready before it
   int awaited_chunk;  // of a gemm_rs or round the ring: which has to be here before it
   char* to;
   char const* from;
@@ -356,14 +364,18 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
   bool const ring = args.kind == FLUXGEN_RING;
   int const turn = columns ? i % cut : (along_k ? i - cut * chunks + cut : i / chunks);
   auto const peer_of = [&](int visit) {
-    return (group.rank + (pushes ? group.world - 1 - visit : ring ? visit : 1 + visit)) % group.world;
+    return (group.rank + (pushes ? group.world - 1 - visit
+                          : ring ? visit
+                                 : 1 + visit)) %
+           group.world;
   };
   SlabCopy copy{};
   copy.peer = peer_of(turn);
   copy.chunk = columns ? i / cut : (along_k ? 0 : i % chunks);
   copy.last = copy.chunk == (along_k && !columns ? 1 : chunks) - 1;
   // Round the ring the last slab that comes piece by piece is sent whole: once its last piece is here.
-  copy.awaited_chunk = ring && along_k && !columns && cut > 0 && turn == cut ? chunks - 1 : copy.chunk;
+  copy.awaited_chunk =
+      ring && along_k && !columns && cut > 0 && turn == cut ? chunks - 1 : copy.chunk;
   if (drains) {
     copy.awaited = 1u << copy.peer;
     copy.last = i == count_copies(args, chunks) - 1;
@@ -413,8 +425,7 @@ inline SlabCopy slab_copy(fluxgen_copy_args const& args, int chunks, int i) {
 
 // A peer's memory may also lie in the host's: CUDA finds out by the address.
 inline cudaError_t queue_copy(SlabCopy const& copy, cudaStream_t stream) {
-  return copy.rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, copy.width,
-                                          cudaMemcpyDefault, stream)
+  return copy.rows == 1 ? cudaMemcpyAsync(copy.to, copy.from, copy.width, cudaMemcpyDefault, stream)
                         : cudaMemcpy2DAsync(copy.to, copy.to_pitch, copy.from, copy.from_pitch,
                                             copy.width, copy.rows, cudaMemcpyDefault, stream);
 }

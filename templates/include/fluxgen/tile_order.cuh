@@ -42,16 +42,16 @@ struct TileCoord {
 };
 
 struct TileOrder {
-  uint32_t total;   // clusters of the whole walk
+  uint32_t total;  // clusters of the whole walk
   int32_t world;
   int32_t first;    // rank visited first
   int32_t tiles_m;  // rows of tiles of one slab
   int32_t tiles_n;  // columns of clusters
   int32_t cluster_m;
-  int32_t panel;    // columns of clusters in one panel
+  int32_t panel;  // columns of clusters in one panel
   int32_t group_count;
-  int32_t group_visit[FLUXGEN_MAX_WORLD + 1];  // first visit index of each group
-  uint32_t group_start[FLUXGEN_MAX_WORLD + 1]; // first cluster of each group
+  int32_t group_visit[FLUXGEN_MAX_WORLD + 1];   // first visit index of each group
+  uint32_t group_start[FLUXGEN_MAX_WORLD + 1];  // first cluster of each group
 };
 
 // Rank of the i-th visited slab.

@@ -269,9 +269,11 @@ def test_a_ring_crosses_the_sockets_link_once() -> None:
     assert crossing(Topology.of("l20", "pcie", 2, 2)) == 1
     best = min(
         run_space(Problem(Signature.of("ag_gemm"), 8192, 512, 12288, 8), two, PCIE_KERNEL),
-        key=lambda run: predict(
-            Problem(Signature.of("ag_gemm"), 8192, 512, 12288, 8), two, PCIE_KERNEL, run
-        ).time_us,
+        key=lambda run: (
+            predict(
+                Problem(Signature.of("ag_gemm"), 8192, 512, 12288, 8), two, PCIE_KERNEL, run
+            ).time_us
+        ),
     )
     assert best.transport is Transport.COPY_ENGINE_RING
 

@@ -225,7 +225,8 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
       auto worker = [&](int part) {
         for (int owner = 0; owner < world; ++owner) {
           for (int i = part; i < slab; i += 2) {
-            auto* words = reinterpret_cast<uint32_t*>(inbox_slab(group, owner, epoch, rank, slab * 4));
+            auto* words =
+                reinterpret_cast<uint32_t*>(inbox_slab(group, owner, epoch, rank, slab * 4));
             __atomic_store_n(&words[i], epoch * 1000003u + uint32_t(rank * slab + i),
                              __ATOMIC_RELAXED);
             fence_device();
@@ -243,7 +244,8 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
             return;
           }
           for (int i = chunk * tiles; i < (chunk + 1) * tiles; ++i) {
-            auto* words = reinterpret_cast<uint32_t*>(inbox_slab(group, rank, epoch, source, slab * 4));
+            auto* words =
+                reinterpret_cast<uint32_t*>(inbox_slab(group, rank, epoch, source, slab * 4));
             uint32_t const value = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
             wrong += value != epoch * 1000003u + uint32_t(source * slab + i);
           }
@@ -264,12 +266,18 @@ int64_t run_ranks(int world, int calls, int chunks, int tiles, int late_rank, ui
 // What `source` sends as word `word` of a call: random bits, or bits that look like a mark, or a NaN.
 static uint32_t any_bits(uint32_t epoch, int source, int word) {
   switch ((epoch + uint32_t(word)) % 6) {
-    case 0: return packet_mark(epoch);
-    case 1: return packet_mark(epoch + 1u);
-    case 2: return packet_mark(epoch - 2u);
-    case 3: return 0u;
-    case 4: return 0x7fc0ffffu + uint32_t(source);
-    default: return epoch * 2654435761u + uint32_t(source * 1009 + word);
+    case 0:
+      return packet_mark(epoch);
+    case 1:
+      return packet_mark(epoch + 1u);
+    case 2:
+      return packet_mark(epoch - 2u);
+    case 3:
+      return 0u;
+    case 4:
+      return 0x7fc0ffffu + uint32_t(source);
+    default:
+      return epoch * 2654435761u + uint32_t(source * 1009 + word);
   }
 }
 
@@ -302,7 +310,8 @@ int64_t run_packets(int world, int calls, int eights, int late_rank, uint32_t fi
       }
       uint32_t const epoch = current_epoch(mine, 1);
       if (call % 3 == 2) {
-        for (int p = 0; p < world; ++p) store_release_system(arrived_flag(group.peers[p], rank, 0), epoch);
+        for (int p = 0; p < world; ++p)
+          store_release_system(arrived_flag(group.peers[p], rank, 0), epoch);
         for (int s = 0; s < world; ++s) {
           expired = expired || !wait_epoch(arrived_flag(mine, s, 0), epoch, group, 1, s, 0);
         }
@@ -314,11 +323,12 @@ int64_t run_packets(int world, int calls, int eights, int late_rank, uint32_t fi
       auto send = [&](int part) {
         for (int i = part; i < count; i += 2) {
           for (int p = 0; p < world; ++p) {
-            auto* at = reinterpret_cast<uint64_t*>(packet_slab(group, p, epoch, rank, slab) + i * 32);
+            auto* at =
+                reinterpret_cast<uint64_t*>(packet_slab(group, p, epoch, rank, slab) + i * 32);
             for (int two = 0; two < 4; two += 2) {
-              store_packets(at + two,
-                            make_packet(any_bits(epoch, rank, i * 4 + two), packet_mark(epoch)),
-                            make_packet(any_bits(epoch, rank, i * 4 + two + 1), packet_mark(epoch)));
+              store_packets(
+                  at + two, make_packet(any_bits(epoch, rank, i * 4 + two), packet_mark(epoch)),
+                  make_packet(any_bits(epoch, rank, i * 4 + two + 1), packet_mark(epoch)));
             }
           }
         }
@@ -333,7 +343,8 @@ int64_t run_packets(int world, int calls, int eights, int late_rank, uint32_t fi
             int const some = world - from < 3 ? world - from : 3;
             if (!take_packets(at, slab, from, some, epoch, group, 2, words)) expired = true;
             for (int s = 0; s < some; ++s) {
-              for (int w = 0; w < 4; ++w) wrong += words[s][w] != any_bits(epoch, from + s, i * 4 + w);
+              for (int w = 0; w < 4; ++w)
+                wrong += words[s][w] != any_bits(epoch, from + s, i * 4 + w);
             }
           }
         }
@@ -343,8 +354,10 @@ int64_t run_packets(int world, int calls, int eights, int late_rank, uint32_t fi
       take(1);
       taker.join();
       sender.join();
-      auto const* packets = reinterpret_cast<uint64_t const*>(packet_slab(group, rank, epoch, 0, 0));
-      for (int64_t i = 0; i < half / 8; ++i) wrong += __atomic_load_n(&packets[i], __ATOMIC_RELAXED) != 0u;
+      auto const* packets =
+          reinterpret_cast<uint64_t const*>(packet_slab(group, rank, epoch, 0, 0));
+      for (int64_t i = 0; i < half / 8; ++i)
+        wrong += __atomic_load_n(&packets[i], __ATOMIC_RELAXED) != 0u;
       store_relaxed(workspace_word(mine, kEpochOffset), epoch);
     }
   };
@@ -356,7 +369,8 @@ int64_t run_packets(int world, int calls, int eights, int late_rank, uint32_t fi
 
 // Of three sources' packets one is of an earlier call. Returns whether they were taken all the same.
 int64_t expire_packets(uint64_t timeout_ns, fluxgen_report* report) {
-  std::vector<std::vector<uint64_t>> memory(3, std::vector<uint64_t>(size_t(kDataOffset + 2048) / 8));
+  std::vector<std::vector<uint64_t>> memory(3,
+                                            std::vector<uint64_t>(size_t(kDataOffset + 2048) / 8));
   fluxgen_group group{};
   group.world = 3;
   group.packet_bytes = 1024;
@@ -426,9 +440,8 @@ int64_t expire(uint64_t timeout_ns, fluxgen_report* report, fluxgen_report* told
   std::vector<std::thread> threads;
   std::atomic<int64_t> satisfied{0};
   for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&] {
-      satisfied += wait_epoch(arrived_flag(group.peers[2], 3, 5), 7, group, 1, 3, 5);
-    });
+    threads.emplace_back(
+        [&] { satisfied += wait_epoch(arrived_flag(group.peers[2], 3, 5), 7, group, 1, 3, 5); });
   }
   for (auto& t : threads) t.join();
   uint64_t const begin = clock_ns();

@@ -3,13 +3,17 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 TORCH ?= torch==2.13.0
 DEMO_KERNELS ?= 2
+TIER ?= core
+GPU_JOBS ?= 5
+# Their ranks are streams of one process; the others start processes, or measure, and run alone.
+IN_PROCESS = tests/gpu/test_fused.py tests/gpu/test_flat.py
 DEVICE_CODE = $(shell find templates/include tests -name '*.cuh' -o -name '*.h' -o -name '*.cu' \
   -not -path '*/golden/*' -o -name '*.cpp')
 # The machine's own GPU where that is a Hopper, which the demo then measures on.
 DEMO_TARGET ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   grep -q '^9.0' && echo auto || echo h100-sxm)
 
-.PHONY: demo test lint format gpu-kernels setup clean
+.PHONY: demo test lint format gpu-test gpu-kernels setup clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -43,9 +47,15 @@ lint: setup
 	$(VENV)/bin/lint-imports
 	$(PY) -m fluxgen build --check
 
-# The kernels that `pytest -m gpu` runs, compiled here, to be carried to a machine with a GPU.
+# The GPU tests, on a machine with a Hopper GPU: TIER=core takes 24 kernels and minutes, TIER=full
+# all of them. Kernels are compiled here first. A GPU needs a CUDA build of Torch: make TORCH=torch.
+gpu-test: gpu-kernels
+	FLUXGEN_GPU_TIER=$(TIER) $(PY) -m pytest -n $(GPU_JOBS) $(IN_PROCESS)
+	FLUXGEN_GPU_TIER=$(TIER) $(PY) -m pytest tests/gpu $(IN_PROCESS:%=--ignore=%)
+
+# Their kernels alone, to be carried to a machine with a GPU and no compiler.
 gpu-kernels: setup
-	$(PY) -m tests.gpu.build_kernels
+	$(PY) -m tests.gpu.build_kernels --tier $(TIER)
 
 format: setup
 	$(VENV)/bin/ruff format fluxgen tests examples

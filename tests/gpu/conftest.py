@@ -15,6 +15,12 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("CUDA_SCALE_LAUNCH_QUEUES", "4x")
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
+TIERS = ("core", "full")
+TIER = os.environ.get("FLUXGEN_GPU_TIER", "full")
+"""Which kernels the tests run: see ``build_kernels``. Tests marked slow belong to the full tier."""
+if TIER not in TIERS:
+    raise pytest.UsageError(f"FLUXGEN_GPU_TIER: expected core or full; found {TIER!r}")
+
 KERNELS = Path(os.environ.get("FLUXGEN_TEST_KERNELS", Path(__file__).parents[2] / "build_out/gpu"))
 
 
@@ -31,8 +37,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(item.fspath).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.gpu)
-            if missing:
-                item.add_marker(pytest.mark.skip(reason=missing))
+            late = TIER == "core" and item.get_closest_marker("slow") is not None
+            if missing or late:
+                reason = missing or "a test of the full tier"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

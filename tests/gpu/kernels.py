@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from functools import cache
+
+import pytest
 
 from fluxgen.build.store import Store
 from fluxgen.codegen.render import kernel_name, render_kernel
@@ -13,7 +16,7 @@ from fluxgen.core.problem import Signature
 from fluxgen.runtime.kernels import fused_kernel, source_of, support_kernels
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from tests.gpu.build_kernels import entries
-from tests.gpu.conftest import KERNELS
+from tests.gpu.conftest import KERNELS, TIER
 
 ARCH = "sm90"
 
@@ -22,13 +25,27 @@ ARCH = "sm90"
 def _entries() -> dict[str, tuple[Signature, KernelConfig, str]]:
     return {
         kernel_name(e.signature, e.arch, e.kernel): (e.signature, e.kernel, e.arch)
-        for e in entries()
+        for e in entries(TIER)
     }
+
+
+def kernel_names() -> list[str]:
+    """Names of the tier's fused GEMMs, whether or not they are compiled."""
+    return sorted(_entries())
+
+
+def first_of(prefix: str, names: Iterable[str]) -> str:
+    """The first of ``names`` with a prefix, which the core tier need not have."""
+    found = next((name for name in sorted(names) if name.startswith(prefix)), None)
+    if found is None and TIER == "core":
+        pytest.skip(f"the core tier has no {prefix}*")
+    assert found is not None, f"no kernel is named {prefix}*"
+    return found
 
 
 @cache
 def compiled_kernels() -> list[str]:
-    """Names of the fused GEMMs in the tests' store."""
+    """Names of those that are in the tests' store, for benchmarks."""
     found = []
     for name, (signature, kernel, arch) in _entries().items():
         with contextlib.suppress(StoreError):

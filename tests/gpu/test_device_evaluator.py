@@ -15,7 +15,7 @@ from fluxgen.runtime.device import devices  # noqa: E402
 from fluxgen.tune.device import check, schedule  # noqa: E402
 from fluxgen.tune.device.evaluator import make  # noqa: E402
 from tests.gpu.conftest import KERNELS  # noqa: E402
-from tests.gpu.kernels import compiled_kernels, load_kernel  # noqa: E402
+from tests.gpu.kernels import first_of, kernel_names, load_kernel  # noqa: E402
 
 RUNS = {
     "ag_gemm": RunConfig((1, 2, 5), 0, ChunkAxis.M, 1),
@@ -29,7 +29,7 @@ def evaluator():
 
 
 def candidate(op):
-    name = next(n for n in compiled_kernels() if n.startswith(f"{op}_bf16_sm90_128x192x64_2x1"))
+    name = first_of(f"{op}_bf16_sm90_128x192x64_2x1", kernel_names())
     kernel = load_kernel(name)
     n, k = (6144, 12288) if op == "ag_gemm" else (12288, 6144)
     return Problem(kernel.signature, 2048, n, k, 8), kernel.kernel, RUNS[op]

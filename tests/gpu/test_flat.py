@@ -14,7 +14,7 @@ from fluxgen.core.config import RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem, ceil_div  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
-from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
+from tests.gpu.kernels import first_of, kernel_names, load_kernel, load_support  # noqa: E402
 from tests.gpu.test_fused import (  # noqa: E402
     K_GRID,
     N_GRID,
@@ -30,7 +30,7 @@ from tests.gpu.test_fused import (  # noqa: E402
     shared,
 )
 
-FLAT = sorted(name for name in compiled_kernels() if "_flat_" in name)
+FLAT = sorted(name for name in kernel_names() if "_flat_" in name)
 GATHERS = (
     Transport.SM_COPY, Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL,
     Transport.COPY_ENGINE_RING,
@@ -85,7 +85,7 @@ TOKENS = (1, 2, 7, 8, 9, 37, 63, 64, 65, 127, 128, 129)
 @pytest.mark.parametrize("prefix", GRID)
 def test_the_grid_of_sizes_for_all_five_ops(prefix: str, world: int) -> None:
     """Every n, k and number of tokens that 16-byte accesses can take, in mixed pairs."""
-    kernel = load_kernel(next(name for name in FLAT if name.startswith(prefix)))
+    kernel = load_kernel(first_of(prefix, FLAT))
     sizes = [(TOKENS[i % 12], n, K_GRID[i * 5 % 17]) for i, n in enumerate(N_GRID)]
     sizes += [(TOKENS[i * 5 % 12], N_GRID[i * 2 % 13], k) for i, k in enumerate(K_GRID[:-1])]
     sizes += [(8, 136, K_GRID[-1]), *((m, 136, 192) for m in TOKENS)]
@@ -113,7 +113,7 @@ def test_the_grid_of_sizes_for_all_five_ops(prefix: str, world: int) -> None:
 @pytest.mark.parametrize("op", ["ag_gemm_bf16_sm90_16x64", "gemm_rs_bf16_sm90_16x64"])
 def test_every_split_of_many_tiles(op: str) -> None:
     """More tiles than clusters: barriers and stages go round, shared memory is used again."""
-    kernel = load_kernel(next(name for name in FLAT if name.startswith(op)))
+    kernel = load_kernel(first_of(op, FLAT))
     world, tile_k, stages = 2, kernel.kernel.tile_k, kernel.info.stages
     depths = (8, stages - 1, stages, stages + 1, 3 * stages + 1)
     problems = [Problem(kernel.signature, 40, 64 * 150 - 8, d * tile_k, world) for d in depths]
@@ -127,7 +127,7 @@ def test_every_split_of_many_tiles(op: str) -> None:
 def test_delayed_rank_and_back_to_back(world: int) -> None:
     """Flat and tiled calls in turn on one workspace, new data each call, each rank late in turn."""
     names = [
-        "ag_gemm_bf16_sm90_32x128x128_1x1_flat_auto", "gemm_rs_bf16_sm90_32x128x128_1x1_flat_auto",
+        "ag_gemm_bf16_sm90_16x64x128_1x1_flat_auto", "gemm_rs_bf16_sm90_16x64x128_1x1_flat_auto",
     ]  # fmt: skip
     pair = [load_kernel(name) for name in names]
     problems = [Problem(kernel.signature, 5 * world, 264, 1032, world) for kernel in pair]
@@ -199,6 +199,7 @@ def wanted(problem: Problem, left, weights):
     return expected(problem, left, weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_all_kinds_of_call_in_turn(world: int) -> None:
     """1,000 calls of all five ops on one workspace, each rank late in turn."""
@@ -242,7 +243,7 @@ def test_all_kinds_of_call_in_turn(world: int) -> None:
 
 
 def test_what_a_flat_kernel_refuses() -> None:
-    kernel = load_kernel("gemm_rs_bf16_sm90_32x128x128_1x1_flat_auto")
+    kernel = load_kernel("gemm_rs_bf16_sm90_16x64x128_1x1_flat_auto")
     problem = Problem(kernel.signature, 8, 64, 256, 2)
     group = LocalGroup.for_problems(load_support(), problem)
     left, weights, out = operands(problem)

@@ -19,9 +19,10 @@ from fluxgen.core.errors import CommTimeout, KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
 from fluxgen.runtime.workspace import Sizes, sizes  # noqa: E402
-from tests.gpu.kernels import compiled_kernels, load_kernel, load_support  # noqa: E402
+from tests.gpu import kernels  # noqa: E402
+from tests.gpu.kernels import kernel_names, load_kernel, load_support  # noqa: E402
 
-KERNELS = [name for name in compiled_kernels() if "_flat_" not in name]
+KERNELS = [name for name in kernel_names() if "_flat_" not in name]
 SUPPORT = load_support
 PUSH, PULL = Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL
 DRAIN, SM_COPY = Transport.COPY_ENGINE_DRAIN, Transport.SM_COPY
@@ -159,7 +160,7 @@ def test_workspaces_in_the_hosts_memory(op: str, world: int) -> None:
 
 
 def first_of(prefix: str) -> str:
-    return next(n for n in sorted(KERNELS) if n.startswith(prefix))
+    return kernels.first_of(prefix, KERNELS)
 
 
 N_GRID = (8, 16, 72, 120, 128, 136, 1368, 2112, 2752, 2880, 3424, 3696, 6656)
@@ -462,6 +463,7 @@ def test_all_reduces_among_other_calls(world: int) -> None:
                 assert torch.equal(out[rank], want[rank]), f"call {call}, rank {rank}"
 
 
+@pytest.mark.slow
 def test_thousand_calls() -> None:
     """1,000 back-to-back mixed calls; the last of every ten is checked, all inputs differ."""
     world, rows, n, k = 4, 64, 128, 128
@@ -552,6 +554,7 @@ def test_padded_rows_and_misaligned_views() -> None:
         kernel.launch(args, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "world"), [(262144, 2), (262152, 8)])
 def test_huge_m_ag(m: int, world: int) -> None:
     """C05: a gathered buffer of 2^31 elements and more; the last rows are checked."""
@@ -575,6 +578,7 @@ def _rows(slabs, rows: slice) -> torch.Tensor:
     return torch.stack([slabs[i // size][i % size] for i in range(rows.start, rows.stop)])
 
 
+@pytest.mark.slow
 def test_huge_rs() -> None:
     """C01, C03: m x n of 3.2e9 elements, strides beyond 2^31."""
     kernel = load_kernel(first_of("gemm_rs_bf16_sm90"))

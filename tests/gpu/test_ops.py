@@ -430,6 +430,7 @@ def _thousand_replays(groups, rank):
     return int(wrong)
 
 
+@pytest.mark.slow
 def test_a_thousand_replays(pools):  # G03, G07
     assert pools(2)(_thousand_replays) == [0, 0]
 

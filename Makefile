@@ -13,7 +13,7 @@ DEVICE_CODE = $(shell find templates/include tests -name '*.cuh' -o -name '*.h' 
 DEMO_TARGET ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   grep -q '^9.0' && echo auto || echo h100-sxm)
 
-.PHONY: demo test lint format gpu-test gpu-kernels setup clean
+.PHONY: demo test quick lint format gpu-test gpu-kernels setup clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -38,6 +38,10 @@ demo: setup
 
 test: setup lint
 	$(PY) -m pytest -n 2 -m "not gpu and not multigpu"
+
+# The inner loop: what takes seconds, compiles or starts groups of processes is left out.
+quick: setup
+	$(PY) -m pytest -n 2 -q -m "not slow and not nvcc and not dist and not gpu and not multigpu"
 
 lint: setup
 	$(VENV)/bin/ruff check fluxgen tests examples

@@ -130,6 +130,7 @@ def test_other_warnings_are_facts(fake: Fake) -> None:
     assert made.facts[0].warnings == ("C7508",)
 
 
+@pytest.mark.slow
 def test_timeout_kills_grandchildren(fake: Fake) -> None:
     began = time.monotonic()
     error = failure(fake, "child 30", timeout=4.0)

@@ -80,6 +80,7 @@ def test_tune_stores_records_that_lookup_finds(capsys, home):
     assert "fluxgen tune" in far["text"]
 
 
+@pytest.mark.slow
 def test_recorded_trials_are_replayed(capsys, home, tmp_path):
     path = tmp_path / "trials.jsonl"
     first = tune(capsys, "--record", str(path))
@@ -91,6 +92,7 @@ def test_recorded_trials_are_replayed(capsys, home, tmp_path):
     assert again["evaluator"].startswith("replay-")
 
 
+@pytest.mark.slow
 def test_tune_is_deterministic_and_resumes(capsys, home):
     first = tune(capsys)
     again = tune(capsys)
@@ -152,6 +154,7 @@ def test_target_auto_without_a_gpu_says_what_to_do(capsys):
     assert "--target" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_target_auto_does_not_tune_for_a_link_that_is_not_there(capsys, monkeypatch):
     card = Device("NVIDIA H100 PCIe", GPUS["h100-pcie"], "13.0")
     here = tuple(replace(card, address=f"gpu{i}") for i in range(8))
@@ -225,6 +228,7 @@ def test_build_without_nvcc_says_how_to_get_it(capsys, monkeypatch, tmp_path):
     assert "nvcc" in text
 
 
+@pytest.mark.slow
 def test_build_dry_run_and_check(capsys, tmp_path):
     tune(capsys)
     out = tmp_path / "gén érated"
@@ -241,6 +245,7 @@ def test_importing_fluxgen_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_six_tuners_at_once_on_one_database(home):
     """K01: all succeed; nothing is lost."""
     command = [sys.executable, "-m", "fluxgen", "tune", *SMALL, "--evaluator", "predict"]

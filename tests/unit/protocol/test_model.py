@@ -60,6 +60,7 @@ def test_seeded_bugs_of_packets_are_found(bug, calls, found):
     assert explore(2, calls, bug).error.startswith(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", ["SS", "SR", "DS", "SP"])
 def test_three_ranks_all_reduce(calls):
     assert explore(3, calls).error is None
@@ -72,6 +73,7 @@ def test_three_ranks_forward_round_the_ring(calls):
     assert outcome.states > 100
 
 
+@pytest.mark.slow
 def test_four_ranks_forward_round_the_ring():
     assert explore(4, "F").error is None
 
@@ -86,6 +88,7 @@ def test_drained_and_pushed_slabs(calls):
     assert explore(2, calls).error is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", ["RRRR", "ARAR", "RAAR", "PPP", "PRP", "APA", "DD"])
 def test_three_ranks_four_calls(calls):
     outcome = explore(3, calls)

@@ -96,6 +96,7 @@ def test_the_best_kernel_for_short_slabs_has_a_span_and_is_encoded_with_it() -> 
     assert candidates.encode(kernel, replace(run, span=1)) is None
 
 
+@pytest.mark.slow
 def test_the_prior_is_sorted_and_its_best_is_the_best_of_all() -> None:
     problem = Problem(Signature.of("ag_gemm"), 1024, 768, 4096, 8)
     candidates = Candidates(problem, TOPOLOGIES[8])

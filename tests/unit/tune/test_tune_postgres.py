@@ -88,6 +88,7 @@ def server():
     shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_three_tuners_on_one_postgresql(server):
     from fluxgen.tune.tuner import open_storage
 

@@ -158,6 +158,7 @@ def test_duplicates_are_tuned_once() -> None:
     assert len(fake.calls) == 2
 
 
+@pytest.mark.slow
 def test_a_model_uses_no_more_kernels_than_allowed(tmp_path) -> None:
     topology = Topology.of("h100-sxm", "nvlink", 4)
     problems = [

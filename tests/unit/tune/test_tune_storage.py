@@ -143,6 +143,7 @@ def test_a_trial_that_does_not_say_yet_what_it_is_of_may_be_the_baseline(tmp_pat
     assert not other.baseline_pending()
 
 
+@pytest.mark.slow
 def test_eight_processes_share_one_sqlite_file(tmp_path) -> None:
     """K01: nobody dies with "database is locked", from the creation of the file on."""
     storage = f"sqlite:///{tmp_path}/s.sqlite3"
@@ -160,6 +161,7 @@ def test_eight_processes_share_one_sqlite_file(tmp_path) -> None:
     assert not any(attributes.values())
 
 
+@pytest.mark.slow
 def test_a_reader_does_not_stop_the_tuner(tmp_path) -> None:
     """K03: a dashboard or the sqlite3 shell holds a read transaction all the while."""
     storage = f"sqlite:///{tmp_path}/s.sqlite3"

@@ -125,6 +125,7 @@ def test_one_that_does_not_start_says_why(maker, kind, words):
         ProcessEvaluator(f"{DEVICE}:{maker}", timeout_s=5, start_s=start_s)
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_and_never_asks_again(device, tmp_path):
     """What crashed or hung is in the database: another search, of another study, skips it."""
     db = Database(tmp_path / "tuning.sqlite3")

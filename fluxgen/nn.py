@@ -1,5 +1,20 @@
 """Layers for PyTorch models; importing this module imports Torch, ``import fluxgen`` does not."""
 
+from fluxgen.runtime.checkpoint import (
+    full_state_dict,
+    load_sharded_optimizer_state_dict,
+    sharded_optimizer_state_dict,
+    sharded_state_dict,
+)
 from fluxgen.runtime.nn import ColumnParallelLinear, RowParallelLinear
+from fluxgen.runtime.shards import Part
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+__all__ = [
+    "ColumnParallelLinear",
+    "Part",
+    "RowParallelLinear",
+    "full_state_dict",
+    "load_sharded_optimizer_state_dict",
+    "sharded_optimizer_state_dict",
+    "sharded_state_dict",
+]

@@ -19,6 +19,7 @@ import torch
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op
 from fluxgen.runtime import dispatch, fallback
+from fluxgen.runtime.autocast import any_autocast, cast
 from fluxgen.runtime.autograd import rows
 from fluxgen.runtime.checks import (
     check_bias,
@@ -70,6 +71,8 @@ def matmul_all_reduce(
         AgreementError: (a ValueError) other ranks make another call, or none; names them.
         UnsupportedError, CaptureError, CommTimeout: as ``all_gather_matmul``.
     """
+    if any_autocast():
+        x, w, bias, residual = cast(x, w, bias, residual)
     state, key, run = known_call(group, x, w, (bias, residual), _NAME)
     if run is not None:
         return run(x, w, bias, residual).view(*x.shape[:-1], w.shape[0])
@@ -110,6 +113,8 @@ def matmul_of_replicated(
     Raises:
         UsageError: (a ValueError) an argument does not fit; names it, with values.
     """
+    if any_autocast():
+        x, w, bias = cast(x, w, bias)
     name, tp = group_of(group)
     check_x(x)
     check_weight("w", w, x)

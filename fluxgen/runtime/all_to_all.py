@@ -19,6 +19,7 @@ import torch
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op
 from fluxgen.runtime import dispatch, fallback
+from fluxgen.runtime.autocast import any_autocast, cast
 from fluxgen.runtime.autograd import rows
 from fluxgen.runtime.checks import check_bias, check_tangents, check_weight, check_x
 from fluxgen.runtime.dispatch import Call, Cause, Decision
@@ -95,6 +96,8 @@ def _call(
     op: Op, impl: Any, name: str, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None,
     group: Group, outs: _Sizes, ins: _Sizes,
 ) -> torch.Tensor:  # fmt: skip
+    if any_autocast():
+        x, w, bias = cast(x, w, bias)
     group_name, tp = group_of(group)
     check_x(x)
     check_weight("w", w, x)

@@ -11,7 +11,16 @@ first layer sends nothing and the second all-reduces, as decoding a few tokens w
 
 Both load what ``nn.Linear`` saves: :meth:`from_linear` takes a layer, ``load_state_dict`` a
 state with the full weight (each rank keeps its part) or one with this rank's part. ``state_dict``
-holds this rank's part.
+holds this rank's part. ``torch.distributed.checkpoint`` takes equal names of such plain tensors for
+copies of one and saves one rank's: give it :func:`fluxgen.nn.sharded_state_dict` in its place.
+
+A weight that fuses several projections, as [gate; up] or [q; k; v], needs ``parts``, or a rank
+would hold rows of the wrong ones::
+
+    ColumnParallelLinear.from_linear(gate_up, group=group, parts=(inner, inner))
+    ColumnParallelLinear.from_linear(
+        qkv, group=group, parts=(Part(q, heads=32), Part(kv, heads=8), Part(kv, heads=8))
+    )
 """
 
 from __future__ import annotations
@@ -21,10 +30,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from fluxgen.core.errors import ShardingError, UsageError
-from fluxgen.core.problem import MAX_WORLD
+from fluxgen.core.errors import UsageError
 from fluxgen.runtime import ops
 from fluxgen.runtime.all_reduce import matmul_all_reduce, matmul_of_replicated
+from fluxgen.runtime.shards import Cut, Parts, sum_over_copies
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
@@ -39,12 +48,23 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         group: the tensor-parallel group. bias: whether there is one.
         sequence_dim: the dim of the activations that is cut between ranks, not the last.
         sequence_parallel: whether it is cut; else every rank holds all of them.
+        parts: of a fused weight, in its order: sizes along the dim that is cut, or
+            :class:`~fluxgen.runtime.shards.Part` where heads stay whole. None: one plain chunk.
         device, dtype: of the parameters.
+
+    Attributes:
+        cut: how the full weight's dim ``cut_dim`` is cut for this rank.
+
+    Raises:
+        UsageError: parts that are not of the layer's size in all.
+        ShardingError: the group does not divide the layer; lists the sizes that do.
     """
 
     cut_dim: int
     """The dim of the (out, in) weight that is cut."""
     cuts_bias: bool
+    copies_heads: bool
+    """Whether several ranks may hold the same head."""
 
     def __init__(
         self,
@@ -55,6 +75,7 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         bias: bool = True,
         sequence_dim: int = 0,
         sequence_parallel: bool = True,
+        parts: Parts | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -63,14 +84,15 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         self.sequence_dim, self.sequence_parallel = sequence_dim, sequence_parallel
         self.group_name, self.tp, self.rank = ops.member_of(group)
         shape = [out_features, in_features]
-        size = shape[self.cut_dim]
-        if size % self.tp:
-            what = ("out_features", "in_features")[self.cut_dim]
-            valid = ", ".join(str(tp) for tp in range(1, MAX_WORLD + 1) if size % tp == 0)
-            raise ShardingError(
-                f"{what}: {self.tp} ranks do not divide {size}; sizes of the group that do: {valid}"
-            )
-        shape[self.cut_dim] = size // self.tp
+        self.cut = Cut.of(
+            ("out_features", "in_features")[self.cut_dim],
+            shape[self.cut_dim],
+            parts,
+            self.tp,
+            self.rank,
+            self.copies_heads,
+        )
+        shape[self.cut_dim] = self.cut.local_size
         factory = {"device": device, "dtype": dtype}
         self.weight = torch.nn.Parameter(torch.empty(*shape, **factory))
         self.bias: torch.nn.Parameter | None = None
@@ -131,35 +153,47 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         return layer
 
     def part(self, name: str, full: torch.Tensor) -> torch.Tensor:
-        """This rank's part, a view, of the full layer's ``weight`` or ``bias``."""
-        if name == "bias" and not self.cuts_bias:
-            return full
-        return full.chunk(self.tp, dim=self.cut_dim if name == "weight" else 0)[self.rank]
+        """This rank's part of the full layer's ``weight`` or ``bias``; a view of a single part."""
+        dim = self.cut_dim_of(name)
+        return full if dim is None else self.cut.take(full, dim)
+
+    def cut_dim_of(self, name: str) -> int | None:
+        """The dim of the full ``weight`` or ``bias`` that is cut; None: each rank holds all."""
+        if name == "weight":
+            return self.cut_dim
+        return 0 if self.cuts_bias else None
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the unsharded layer's ``weight`` or ``bias``."""
+        return (self.out_features, self.in_features)[: 2 if name == "weight" else 1]
+
+    def sharded_state_dict(self, prefix: str = "") -> dict[str, Any]:
+        """The parameters for ``torch.distributed.checkpoint``: see :mod:`.checkpoint`."""
+        from fluxgen.runtime.checkpoint import sharded_state_dict
+
+        return {prefix + name: value for name, value in sharded_state_dict(self).items()}
 
     def extra_repr(self) -> str:
         """As ``nn.Linear``, and the group's size."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, rank={self.rank}, tp={self.tp}"
+            + (f", parts={[part.size for part in self.cut.parts]}" if self.cut.parts[1:] else "")
             + ("" if self.sequence_parallel else ", sequence_parallel=False")
         )
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        full = {
-            "weight": (self.out_features, self.in_features),
-            "bias": (self.out_features,),
-        }
         # A copy: the caller's state, which other layers read too, stays as it is.
         parts = dict(state_dict)
         for name, parameter in self.named_parameters(recurse=False):
             given = state_dict.get(prefix + name)
             if given is None or given.shape == parameter.shape:
                 continue
-            if tuple(given.shape) != full[name]:
+            if tuple(given.shape) != self.full_shape(name):
                 raise UsageError(
-                    f"{prefix}{name}: expected the full {full[name]} or this rank's "
+                    f"{prefix}{name}: expected the full {self.full_shape(name)} or this rank's "
                     f"{tuple(parameter.shape)}; found {tuple(given.shape)}"
                 )
             parts[prefix + name] = self.part(name, given)
@@ -173,10 +207,18 @@ class ColumnParallelLinear(_ParallelLinear):
     with the full sizes, and ``group``, ``sequence_dim`` (the dim of the activations that is cut
     between ranks); ``save_gathered`` keeps the gathered input for the backward in place of
     gathering it again. With ``sequence_parallel=False``: (S, ..., in) -> (S, ..., out/W).
+
+    ``parts`` says what a fused weight consists of, in its order; the output of a rank then holds
+    its share of each part, one behind the other (split it at ``[piece.size for piece in
+    layer.cut.pieces]``). Where there are more ranks than heads of a part, several ranks hold the
+    same head, out/W is larger, and backward adds the gradients of the copies, so that they stay
+    equal; a norm over all ranks' gradients counts a copied head once for each of them. A weight
+    that is stored head by head, q, k and v of each in a row, is a single part.
     """
 
     cut_dim = 0
     cuts_bias = True
+    copies_heads = True
 
     def __init__(
         self,
@@ -188,6 +230,7 @@ class ColumnParallelLinear(_ParallelLinear):
         sequence_dim: int = 0,
         sequence_parallel: bool = True,
         save_gathered: bool = False,
+        parts: Parts | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -198,6 +241,7 @@ class ColumnParallelLinear(_ParallelLinear):
             bias=bias,
             sequence_dim=sequence_dim,
             sequence_parallel=sequence_parallel,
+            parts=parts,
             device=device,
             dtype=dtype,
         )
@@ -205,17 +249,21 @@ class ColumnParallelLinear(_ParallelLinear):
 
     def forward(self, x: torch.Tensor, gather_size: int | None = None) -> Any:
         """(S/W, ..., in) -> (S, ..., out/W); ``gather_size`` is S where W does not divide it."""
+        weight, bias = self.weight, self.bias
+        if self.cut.copied:
+            weight = sum_over_copies(weight, self.cut, self.group_name)
+            bias = None if bias is None else sum_over_copies(bias, self.cut, self.group_name)
         if not self.sequence_parallel:
             if gather_size is not None:
                 raise UsageError(
                     "gather_size: expected None with sequence_parallel=False, where nothing is "
                     f"gathered; found {gather_size!r}"
                 )
-            return matmul_of_replicated(x, self.weight, self.bias, group=self.group_name)
+            return matmul_of_replicated(x, weight, bias, group=self.group_name)
         return ops.all_gather_matmul(
             x,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             group=self.group_name,
             gather_dim=self.sequence_dim,
             gather_size=gather_size,
@@ -230,10 +278,14 @@ class RowParallelLinear(_ParallelLinear):
     the reduction. Its gradient is that of the unsharded layer on every rank: do not reduce it
     over the group again. With ``sequence_parallel=False``: (S, ..., in/W) -> (S, ..., out), to
     which a residual may be added in passing.
+
+    ``parts`` says what the input of the full layer consists of, where that is several outputs of
+    other layers one behind the other; no head is held twice, for it would be added twice.
     """
 
     cut_dim = 1
     cuts_bias = False
+    copies_heads = False
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """(S, ..., in/W) -> (S/W, ..., out)."""

@@ -25,6 +25,7 @@ from torch.autograd import forward_ad
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op
 from fluxgen.runtime import autograd, dispatch, fallback
+from fluxgen.runtime.autocast import any_autocast, cast
 from fluxgen.runtime.checks import (
     check_bias,
     check_dim,
@@ -94,6 +95,8 @@ def all_gather_matmul(
         CaptureError: the first call of this kind, inside a CUDA graph capture.
         CommTimeout: an earlier call of this group waited for a rank past its deadline.
     """
+    if any_autocast():
+        x, w, bias = cast(x, w, bias)
     state, key, run = known_call(group, x, w, (bias,), gather_dim, gather_size, return_gathered)
     if run is not None:
         return run(x, w, bias, return_gathered)
@@ -171,6 +174,8 @@ def matmul_reduce_scatter(
             lack) are found by comparing, the first time that this call is made.
         UnsupportedError, CaptureError, CommTimeout: as :func:`all_gather_matmul`.
     """
+    if any_autocast():
+        x, w, bias = cast(x, w, bias)
     state, key, run = known_call(group, x, w, (bias,), scatter_dim, reduce_op, bias_mode)
     if run is not None:
         return run(x, w, bias)

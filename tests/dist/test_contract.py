@@ -12,6 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fluxgen.runtime import dispatch, fallback, ops
+from fluxgen.runtime.all_reduce import matmul_all_reduce, matmul_of_replicated
+from fluxgen.runtime.all_to_all import all_to_all_matmul, matmul_all_to_all
 from fluxgen.runtime.groups import reset, state_of
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
 from tests.dist.numbers import integers, raised, same
@@ -358,18 +360,58 @@ def test_a_first_meeting_that_fails_can_be_held_again(ranks):
 
 
 def _autocast(groups, rank):
+    """Operands are cast as those of linear; gradients come back in the operands' own types."""
     group = groups["w4"]
-    x, w = torch.randn(2, 6, requires_grad=True), torch.randn(5, 6, requires_grad=True)
+    x, w = integers(1, 2, 6).requires_grad_(), integers(2, 5, 6).requires_grad_()
+    more = integers(3, 8, 5), integers(4, 3, 5)
+    plain = all_gather_matmul(x.detach(), w.detach(), group=group)  # known when autocast begins
+    calls = {
+        "gather": lambda: all_gather_matmul(x, w, integers(5, 5), group=group),
+        "gathers": lambda: all_gather_matmul(x, [w, w], group=group)[1],
+        "scatter": lambda: matmul_reduce_scatter(*more, group=group),
+        "reduce": lambda: matmul_all_reduce(*more, residual=integers(6, 8, 3), group=group),
+        "replicated": lambda: matmul_of_replicated(*more, group=group),
+        "to all": lambda: matmul_all_to_all(*more, group=group),
+        "of all": lambda: all_to_all_matmul(*more, group=group),
+        "no gradients": lambda: all_gather_matmul(x.detach(), w.detach(), group=group),
+        "mixed": lambda: all_gather_matmul(x.detach().bfloat16(), w, group=group),
+    }
     with torch.autocast("cpu", torch.bfloat16):
-        y = all_gather_matmul(x, w, group=group)
-        z = matmul_reduce_scatter(y.detach(), torch.randn(3, 5), group=group)
-    assert y.dtype == z.dtype == torch.float32
-    y.sum().backward()
-    assert x.grad.dtype == torch.float32
+        outs = {name: call() for name, call in calls.items()}
+        assert torch.nn.functional.linear(x, w).dtype == torch.bfloat16
+        double = all_gather_matmul(x.detach().double(), w.detach().double(), group=group)
+        fp64 = raised(lambda: all_gather_matmul(x.detach().double(), w, group=group))
+    assert {name: y.dtype for name, y in outs.items()} == dict.fromkeys(outs, torch.bfloat16)
+    assert double.dtype == torch.float64, "which autocast leaves alone"
+    assert fp64[0] == "UsageError"
+    same(outs["no gradients"], plain.bfloat16())
+    outs["gather"].sum().backward()
+    assert x.grad.dtype == w.grad.dtype == torch.float32
+    want = sum(integers(2, 5, 6).sum(0) for _ in range(4))
+    same(x.grad, want.expand(2, 6).contiguous())
+    with torch.autocast("cuda", torch.bfloat16):
+        assert calls["gather"]().dtype == torch.float32, "of another device type"
+    assert raised(lambda: all_gather_matmul(x.detach().bfloat16(), w, group=group))[0] == "UsageError"
 
 
-def test_autocast_does_not_reach_inside(ranks):
+def test_autocast_casts_as_linear_does(ranks):
     ranks(_autocast)
+
+
+def _autocast_compiled(groups, rank):
+    group = groups["w4"]
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(x, w):
+        return all_gather_matmul(x, w, group=group)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        y = compiled(integers(1, 2, 6), integers(2, 5, 6))
+    assert y.dtype == torch.bfloat16
+
+
+def test_autocast_compiles(ranks):
+    ranks(_autocast_compiled)
 
 
 def _dual(groups, rank):

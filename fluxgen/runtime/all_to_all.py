@@ -6,12 +6,13 @@ those of :mod:`fluxgen.runtime.ops`; each is the other's backward.
 
 Without split sizes every rank sends equal parts, and the fused path is that of ``gemm_rs`` without
 its sum, or of ``ag_gemm`` with a part of x for each peer, where the database names one. Split sizes
-are a rank's own, so calls with them are never compared between ranks: they run unfused.
+are a rank's own and may change at each call; calls with them run unfused, and each of them is
+compared between ranks before anything is sent (:mod:`fluxgen.runtime.splits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +25,17 @@ from fluxgen.runtime.autograd import rows
 from fluxgen.runtime.checks import check_bias, check_tangents, check_weight, check_x
 from fluxgen.runtime.dispatch import Call, Cause, Decision
 from fluxgen.runtime.groups import state_of
-from fluxgen.runtime.ops import Group, group_of, is_plain_call, rank_of, resolve
+from fluxgen.runtime.ops import (
+    Group,
+    group_of,
+    is_plain_call,
+    known_call,
+    rank_of,
+    remember,
+    resolve,
+)
 from fluxgen.runtime.runs import layout_of
+from fluxgen.runtime.splits import compare_splits, tell_refused
 
 __all__ = ["all_to_all_matmul", "matmul_all_to_all"]
 
@@ -49,14 +59,17 @@ def matmul_all_to_all(
         group: whose ranks exchange.
         output_split_sizes: rows that come from each rank. input_split_sizes: rows of dim 0 that
             go to each, which sum to S. Both as in ``torch.distributed.all_to_all_single``: None
-            for equal parts, given on all ranks or on none.
+            for equal parts, given on all ranks or on none. Rank j's ``output_split_sizes[i]`` is
+            rank i's ``input_split_sizes[j]``.
 
     Returns:
         y of (sum of output_split_sizes, ..., N), the ranks' rows in their order.
 
     Raises:
         UsageError: (a ValueError) an argument does not fit; names it, with values.
-        AgreementError, UnsupportedError, CaptureError, CommTimeout: as ``all_gather_matmul``.
+        AgreementError: (a ValueError) on every rank, before anything is sent: split sizes that do
+            not fit each other, or that some ranks have not given; and as ``all_gather_matmul``.
+        UnsupportedError, CaptureError, CommTimeout: as ``all_gather_matmul``.
     """
     return _call(
         Op.GEMM_A2A, _products_impl, "matmul_all_to_all", x, w, bias, group,
@@ -98,16 +111,49 @@ def _call(
 ) -> torch.Tensor:  # fmt: skip
     if any_autocast():
         x, w, bias = cast(x, w, bias)
+    state = key = None
+    if outs is None and ins is None:
+        state, key, run = known_call(group, x, w, (bias,), name)
+        if run is not None:
+            known: torch.Tensor = run(x, w, bias, False) if op.gathers else run(x, w, None)
+            return known
     group_name, tp = group_of(group)
     check_x(x)
     check_weight("w", w, x)
     check_bias("bias", bias, w)
     check_tangents(x, w, bias)
-    sizes = _split_sizes(x, outs, ins, tp, rank_of(group_name))
-    given = (t for t in (x, w, bias) if t is not None)
-    call = impl if is_plain_call(*given) else getattr(torch.ops.fluxgen, name)
+    try:
+        sizes = _split_sizes(x, outs, ins, tp, rank_of(group_name))
+    except UsageError:
+        if not torch.compiler.is_compiling():
+            given = outs is not None or ins is not None
+            tell_refused(resolve(group_name), op.value, x, given, _describing(op, x, w, bias, tp))
+        raise
+    tensors = (t for t in (x, w, bias) if t is not None)
+    call = impl if is_plain_call(*tensors) else getattr(torch.ops.fluxgen, name)
     out: torch.Tensor = call(x, w, bias, *sizes, group_name, tp)
+    if state is not None and key not in state.fast:
+        remember(state, key, x, w, _key(op, x, w, _own_bias(op, bias)))
     return out
+
+
+def _own_bias(op: Op, bias: torch.Tensor | None) -> str:
+    """The bias as all ranks have it: one behind which rows are sent may be some ranks' only."""
+    return "partial" if bias is not None and op is Op.GEMM_A2A else "none"
+
+
+def _describing(
+    op: Op, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, tp: int
+) -> Callable[[], Call]:
+    return lambda: Call(
+        op, x.shape[:-1].numel(), (w.shape[0],), w.shape[1], x.dtype, x.device, tp,
+        (layout_of(w),), 0, tuple(x.shape[:-1]), _own_bias(op, bias),
+    )  # fmt: skip
+
+
+def _key(op: Op, x: torch.Tensor, w: torch.Tensor, own: str) -> tuple[Any, ...]:
+    """What tells agreed calls apart."""
+    return (op, x.shape, w.shape, w.stride(), x.dtype, x.device, own)
 
 
 def _split_sizes(
@@ -156,24 +202,17 @@ def _split_sizes(
 
 
 def _decided(
-    op: Op, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, outs: _Sizes, group: Any,
-    tp: int,
+    op: Op, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, outs: _Sizes, ins: _Sizes,
+    group: Any, tp: int,
 ) -> Any:  # fmt: skip
     """What launches a fused call, or None."""
-    own = "partial" if bias is not None and op is Op.GEMM_A2A else "none"
-
-    def describe() -> Call:
-        return Call(
-            op, x.shape[:-1].numel(), (w.shape[0],), w.shape[1], x.dtype, x.device, tp,
-            (layout_of(w),), 0, tuple(x.shape[:-1]), own,
-        )  # fmt: skip
-
+    describe = _describing(op, x, w, bias, tp)
+    compare_splits(group, op.value, x, outs, ins, describe)
     if outs is not None:
         reason = "split sizes are given: fused calls send equal parts"
         dispatch.note(Decision("unfused", reason, describe().key, Cause.UNEVEN))
         return None
-    key = (op, x.shape, w.shape, w.stride(), x.dtype, x.device, own)
-    entry = state_of(group).entry(key, describe)
+    entry = state_of(group).entry(_key(op, x, w, _own_bias(op, bias)), describe)
     if entry.run is None:
         dispatch.note(entry.decision)
     return entry.run
@@ -189,7 +228,7 @@ def _products_impl(
     tp: int,
 ) -> torch.Tensor:
     process_group = resolve(group)
-    run = _decided(Op.GEMM_A2A, x, w, bias, outs, process_group, tp)
+    run = _decided(Op.GEMM_A2A, x, w, bias, outs, ins, process_group, tp)
     if run is not None:
         out: torch.Tensor = run(x, w, None)
         return out
@@ -206,7 +245,7 @@ def _exchanged_impl(
     tp: int,
 ) -> torch.Tensor:
     process_group = resolve(group)
-    run = _decided(Op.A2A_GEMM, x, w, bias, outs, process_group, tp)
+    run = _decided(Op.A2A_GEMM, x, w, bias, outs, ins, process_group, tp)
     if run is not None:
         out: torch.Tensor = run(x, (w,), (bias,), False)[0]
         return out

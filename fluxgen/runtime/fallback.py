@@ -26,6 +26,7 @@ __all__ = [
     "all_gather_matmul",
     "all_to_all",
     "equal_parts",
+    "gather_into",
     "linear",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 # Torch 2.13 renamed both and warns of the old names.
-_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -122,7 +123,7 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int, size: int) -
     rows = _padded(rows, sizes[0])  # collectives carry equal parts
     out = rows.new_empty((world * rows.shape[0], *rows.shape[1:]))
     if out.numel():
-        _gather_into(out, rows, group=group)
+        gather_into(out, rows, group=group)
     if size % world:
         parts = zip(out.chunk(world), sizes, strict=True)
         out = torch.cat([part[:length] for part, length in parts])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +65,7 @@ class GroupState:
         wiring: how the ranks' GPUs reach each other, known once the ranks have met.
         fast: launches, by whatever cheaper key the ops look them up with, None where there are
             none to go straight to; see ``ops``.
+        splits: split sizes that were compared outside of a capture; see ``splits``.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -72,6 +73,7 @@ class GroupState:
         self.lock = threading.RLock()
         self.fused: Fused | None = None
         self.fast: dict[Hashable, Callable[..., Any] | None] = {}
+        self.splits: set[Hashable] = set()
         settings = Settings.load()
         self.timeout_s = settings.timeout_s
         self.wiring = Wiring(peers=settings.p2p)
@@ -80,6 +82,7 @@ class GroupState:
         self._entries: dict[Hashable, Entry] = {}
         self._compared: set[Hashable] = set()
         self._uneven: set[Hashable] = set()
+        self._kinds: set[Hashable] = set()
         self._no_peers = self._why = ""
         self._workspaces = 0
 
@@ -99,6 +102,37 @@ class GroupState:
     def find(self, key: Hashable) -> Entry | None:
         """The entry of an agreed call, None if there is none."""
         return self._entries.get(key)
+
+    def compare_kind(
+        self,
+        kind: Hashable,
+        what: str,
+        common: Mapping[str, str],
+        describe: Callable[[], Call],
+    ) -> None:
+        """Compare a kind of call, of whatever sizes, the first time that it is made.
+
+        Args:
+            kind: identifies it. what: names it. common: what must be equal on all ranks.
+            describe: the call that is made.
+
+        Raises:
+            AgreementError: the ranks differ.
+        """
+        if kind in self._kinds:
+            return
+        with self.lock:
+            if self._ledger is None:
+                self._meet(describe())
+            assert self._ledger is not None
+            self._ledger.settle(what, Statement(common, {}, {}))
+            self._kinds.add(kind)
+
+    def remember_splits(self, sizes: Hashable) -> None:
+        """Split sizes that a capture may use."""
+        if len(self.splits) >= MAX_ENTRIES:
+            self.splits.clear()
+        self.splits.add(sizes)
 
     def _new_entry(self, key: Hashable, call: Call) -> Entry:
         on_gpu = call.device.type == "cuda"

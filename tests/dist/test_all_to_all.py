@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
 import fluxgen
-from fluxgen.runtime import all_to_all  # noqa: F401  registers the ops
+from fluxgen.runtime import all_to_all  # registers the ops
 from fluxgen.runtime.dispatch import Cause, explain, strict
+from fluxgen.runtime.groups import reset, state_of
 from tests.dist.host_library import Transport, host_library
 from tests.dist.numbers import integers, raised, same
+from tests.dist.pool import Pool
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 
@@ -136,6 +140,155 @@ def _refused(groups, rank):
 
 def test_what_does_not_fit_is_refused_before_anything_is_sent(ranks):
     ranks(_refused)
+
+
+def _disagreements(groups, rank, name, op, after):
+    """What each rank hears; and the next call, a right one, is in step."""
+    group = groups.get(name)
+    if group is None:
+        return None
+    world, me = group.size(), group.rank()
+    call, w = getattr(fluxgen, op), integers(2, 3, 4)
+    even = {"output_split_sizes": [2] * world, "input_split_sizes": [2] * world}
+    x = integers(1, 2 * world, 4)
+    if after:  # both kinds of call are known by then
+        call(x, w, group=group)
+        call(x, w, group=group, **even)
+    more = {**even, "input_split_sizes": [3, 1] + [2] * (world - 2)} if me == world - 1 else even
+    odd = [4, 1] if world == 2 else [2, 1, *[2] * (world - 3), 3]
+    cases = {
+        "one row more": (x, more),
+        "on one rank only": (x, even if me == 0 else {}),
+        "on all but one": (x, {} if me == 0 else even),
+        "only outputs": (x, {"output_split_sizes": odd} if me == 1 else even),
+        "only inputs, one": (x, {"input_split_sizes": [2] * world} if me == 0 else {}),
+        "rows": (integers(1, 2 * world + (world if me == 1 else 0), 4), {}),
+    }
+    if world > 2:  # sizes that no rank can see to be wrong by itself
+        swapped = [2] * world
+        swapped[(me + 1) % world], swapped[(me + 2) % world] = 3, 1
+        cases["all differ"] = (x, {**even, "input_split_sizes": swapped})
+    found = {}
+    for case, (rows, given) in cases.items():
+        found[case] = raised(lambda r=rows, g=given: call(r, w, group=group, **g))
+        same(call(x, w, group=group, **even), call(x, w, group=group))
+    return me, found
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("op", ["matmul_all_to_all", "all_to_all_matmul"])
+@pytest.mark.parametrize("name", ["w2", "w3", "w4", "reversed"])
+def test_sizes_that_do_not_fit_are_an_error_on_every_rank(ranks, name, op, after):
+    answers = [answer for answer in ranks(_disagreements, name, op, after) if answer]
+    results = [found for _, found in sorted(answers, key=lambda answer: answer[0])]
+    for case in results[0]:
+        heard = [found[case] for found in results]
+        texts = {text for kind, text in heard if kind == "AgreementError"}
+        assert len(texts) == 1, (case, heard)
+        assert {kind for kind, _ in heard} <= {"AgreementError", "UsageError"}, (case, heard)
+        alone = [rank for rank, (kind, _) in enumerate(heard) if kind == "UsageError"]
+        if alone:  # one that can see it by itself
+            assert f"rank {alone[0]} was refused" in texts.pop()
+        elif not after:
+            assert case != "only outputs"
+    if not after:
+        return
+    words = {
+        "on one rank only": "rank 1: none",
+        "on all but one": "rank 0: none",
+        "rows": "numbers of rows in dim 0 of x",
+    }
+    for case, text in words.items():
+        assert text in results[0][case][1], (case, results[0][case][1])
+
+
+def _changing(groups, rank):
+    """As experts' loads: new sizes at each call, on some ranks the same as before."""
+    group = groups["w4"]
+    for step in range(6):
+        sizes = [[(i * j + step * (i == 2)) % 4 for j in range(4)] for i in range(4)]
+        back = [sizes[i][rank] for i in range(4)]
+        xs = [integers(step * 10 + q, sum(sizes[q]), 4) for q in range(4)]
+        got = fluxgen.all_to_all_matmul(xs[rank], torch.eye(4), group=group,
+                                        output_split_sizes=back, input_split_sizes=sizes[rank])  # fmt: skip
+        same(got, exchanged(xs, rank, sizes))
+
+
+def test_sizes_that_change_at_every_call(ranks):
+    ranks(_changing)
+
+
+def _missing(groups, rank):
+    """A rank that does not come is an error within the deadline, not a hang."""
+    group = groups["w2"] if rank < 2 else None
+    if group is None:
+        return None
+    state = state_of(group)
+    x, w, sizes = integers(1, 4, 4), integers(2, 3, 4), [2, 2]
+    given = {"output_split_sizes": sizes, "input_split_sizes": sizes}
+    fluxgen.matmul_all_to_all(x, w, group=group, **given)
+    if rank == 1:
+        return None
+    state.timeout_s = 0.5
+    return raised(lambda: fluxgen.matmul_all_to_all(x, w, group=group, **given))
+
+
+def test_a_rank_that_does_not_come_to_compare():
+    alone = Pool({"w2": [0, 1]}, 2)
+    try:
+        kind, text = alone(_missing)[0]
+    finally:
+        alone.close()
+    assert kind == "AgreementError"
+    assert "within 0.5 s" in text
+
+
+def _warm(groups, rank, name, transport):
+    """A known call goes straight to its launches, and only that call does."""
+    group = groups.get(name)
+    if group is None:
+        return
+    world, me, n, k, part = group.size(), group.rank(), 40, 16, 8
+    sizes = [[part] * world] * world
+    with host_library(group, transport) as support, strict():
+        for step in range(4):
+            xs = [ints(100 * step + q, part * world, k) for q in range(world)]
+            ws = [ints(100 * step + 50 + q, n, k) for q in range(world)]
+            products = [(x.float() @ w.float().T).bfloat16() for x, w in zip(xs, ws, strict=True)]
+            with mock.patch.object(all_to_all, "_split_sizes", wraps=all_to_all._split_sizes) as slow:
+                y = fluxgen.matmul_all_to_all(xs[me], ws[me], group=group)
+                z = fluxgen.all_to_all_matmul(xs[me], ws[me], group=group)
+            assert slow.call_count == (0 if step else 2)
+            same(y, exchanged(products, me, sizes))
+            same(z, (exchanged(xs, me, sizes).float() @ ws[me].float().T).bfloat16())
+        bias = ints(7, n)
+        for _ in range(2):
+            got = fluxgen.all_to_all_matmul(xs[me], ws[me], bias, group=group)
+            same(got, (z.float() + bias.float()).bfloat16())
+        cube = [x.view(world, part, k) for x in xs]
+        for _ in range(2):
+            y = fluxgen.matmul_all_to_all(cube[me], ws[me], group=group)
+            same(y, exchanged([p.view(world, part, n) for p in products], me, [[1] * world] * world))
+        wide = ints(10 + me, part * world, 2 * k)[:, :k].copy_(xs[me])
+        for _ in range(2):
+            same(fluxgen.all_to_all_matmul(wide, ws[me], group=group), z)
+    assert {"pushes"} < set(support.calls)
+    x = leaf(xs[me])
+    with host_library(group, transport):  # gradients go by the op
+        y = fluxgen.matmul_all_to_all(x, ws[me], group=group)
+        y.float().sum().backward()
+        assert x.grad is not None
+        with torch.autocast("cpu", torch.float16):
+            y = fluxgen.matmul_all_to_all(xs[me], ws[me], group=group)
+        assert y.dtype == torch.float16
+    reset(group)
+    same(fluxgen.all_to_all_matmul(xs[me], ws[me], group=group), z)
+
+
+@pytest.mark.parametrize("transport", [Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL])
+@pytest.mark.parametrize("name", ["w2", "w4"])
+def test_a_warm_call_asks_nothing_again(ranks, name, transport):
+    ranks(_warm, name, transport)
 
 
 def _compiled(groups, rank):

@@ -244,7 +244,7 @@ def test_plain_inference_skips_the_dispatcher_and_nothing_else_does(ranks):
 
 def _contiguous(groups, rank):
     group = groups["w4"]
-    kept = fallback._gather_into, fallback._reduce_into
+    kept = fallback.gather_into, fallback._reduce_into
 
     def checked(real):
         def call(out, rows, group):
@@ -254,7 +254,7 @@ def _contiguous(groups, rank):
 
         return call
 
-    fallback._gather_into, fallback._reduce_into = map(checked, kept)
+    fallback.gather_into, fallback._reduce_into = map(checked, kept)
     try:
         x, w = torch.ones(6, 4).t().requires_grad_(), torch.ones(5, 6)
         all_gather_matmul(x, w, group=group).sum().backward()
@@ -262,7 +262,7 @@ def _contiguous(groups, rank):
         all_gather_matmul(x, w, group=group, gather_dim=1)
         matmul_reduce_scatter(x, w, group=group, scatter_dim=1)
     finally:
-        fallback._gather_into, fallback._reduce_into = kept
+        fallback.gather_into, fallback._reduce_into = kept
 
 
 def test_collectives_get_contiguous_tensors(ranks):  # D03: NCCL reads strides wrong, gloo copes
@@ -274,6 +274,7 @@ def _agrees_once(groups, rank):
     state = state_of(groups["w4"])
     x, w = torch.ones(2, 47), torch.ones(5, 47)
     counts = []
+    all_gather_matmul(torch.ones(2, 3), torch.ones(5, 3), group=groups["w4"])  # they have met
     for call in (
         lambda: all_gather_matmul(x, w, group=groups["w4"]),
         lambda: all_gather_matmul(x, w, group=groups["w4"]),
@@ -281,7 +282,7 @@ def _agrees_once(groups, rank):
         lambda: all_gather_matmul(x, w, group=groups["w4"]),
         lambda: matmul_reduce_scatter(torch.ones(8, 3), torch.ones(61, 3), group=groups["w4"]),
     ):
-        before = state._ledger._count if state._ledger else 1
+        before = state._ledger._count
         call()
         counts.append(state._ledger._count - before)
     return counts

@@ -12,13 +12,14 @@ is, too: nothing is communicated in backward (``g`` of Megatron-LM's pair; its `
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op
-from fluxgen.runtime import dispatch, fallback
+from fluxgen.runtime import dispatch, fallback, functional
 from fluxgen.runtime.autocast import any_autocast, cast
 from fluxgen.runtime.autograd import rows
 from fluxgen.runtime.checks import (
@@ -91,7 +92,7 @@ def matmul_all_reduce(
         check_like("residual", residual, x)
     check_tangents(x, w, bias, residual)
     direct = is_plain_call(*(t for t in (x, w, bias, residual) if t is not None))
-    op = _reduce_impl if direct else torch.ops.fluxgen.matmul_all_reduce
+    op = _reduce_impl if direct else partial(functional.call, "matmul_all_reduce")
     out: torch.Tensor = op(x, w, bias, residual, name, tp)
     if state is not None and key not in state.fast:
         remember(state, key, x, w, _reduce_key(x, w, bias, residual))
@@ -145,7 +146,7 @@ class _Replicated(torch.autograd.Function):  # type: ignore[misc]  # torch is un
         needs_x, needs_w, needs_b = ctx.needs_input_grad[:3]
         dx = None
         if needs_x:
-            dx = torch.ops.fluxgen.matmul_all_reduce(grad, w.t(), None, None, *ctx.call)
+            dx = functional.call("matmul_all_reduce", grad, w.t(), None, None, *ctx.call)
         dw, db = _own_gradients(grad, x, needs_w, needs_b)
         return dx, dw, db, None, None
 
@@ -222,4 +223,4 @@ _reduce_op = torch.library.custom_op(
     schema="(Tensor x, Tensor w, Tensor? bias, Tensor? residual, str group, int tp) -> Tensor",
 )
 _reduce_op.register_fake(_reduce_fake)
-_reduce_op.register_autograd(_reduce_backward, setup_context=_reduce_setup)
+functional.register("matmul_all_reduce", _reduce_op, _reduce_setup, _reduce_backward)

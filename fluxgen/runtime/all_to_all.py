@@ -13,13 +13,14 @@ compared between ranks before anything is sent (:mod:`fluxgen.runtime.splits`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op
-from fluxgen.runtime import dispatch, fallback
+from fluxgen.runtime import dispatch, fallback, functional
 from fluxgen.runtime.autocast import any_autocast, cast
 from fluxgen.runtime.autograd import rows
 from fluxgen.runtime.checks import check_bias, check_tangents, check_weight, check_x
@@ -125,12 +126,12 @@ def _call(
     try:
         sizes = _split_sizes(x, outs, ins, tp, rank_of(group_name))
     except UsageError:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not x.is_meta:
             given = outs is not None or ins is not None
             tell_refused(resolve(group_name), op.value, x, given, _describing(op, x, w, bias, tp))
         raise
     tensors = (t for t in (x, w, bias) if t is not None)
-    call = impl if is_plain_call(*tensors) else getattr(torch.ops.fluxgen, name)
+    call = impl if is_plain_call(*tensors) else partial(functional.call, name)
     out: torch.Tensor = call(x, w, bias, *sizes, group_name, tp)
     if state is not None and key not in state.fast:
         remember(state, key, x, w, _key(op, x, w, _own_bias(op, bias)))
@@ -286,7 +287,7 @@ def _exchange_fake(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, w, _, outs, ins, group, tp = inputs
     ctx.save_for_backward(x, w)
-    ctx.sent = (ins, outs, group, tp)  # back the way it came
+    ctx.call = (ins, outs, group, tp)  # back the way it came
 
 
 def _products_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -294,25 +295,35 @@ def _products_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     needs_x, needs_w, needs_b = ctx.needs_input_grad[:3]
     dx = dw = db = None
     if needs_w or needs_b:  # what comes back is needed itself
-        back = torch.ops.fluxgen.all_to_all(grad, None, *ctx.sent)
+        back = functional.call("all_to_all", grad, None, *ctx.call)
         dx = back @ w if needs_x else None
         dw = rows(back).t() @ rows(x) if needs_w else None
         db = rows(back).sum(0) if needs_b else None
     elif needs_x:
-        dx = torch.ops.fluxgen.all_to_all_matmul(grad, w.t(), None, *ctx.sent)
+        dx = functional.call("all_to_all_matmul", grad, w.t(), None, *ctx.call)
     return dx, dw, db, None, None, None, None
 
 
 def _exchanged_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, w = ctx.saved_tensors
     needs_x, needs_w, needs_b = ctx.needs_input_grad[:3]
-    dx = torch.ops.fluxgen.matmul_all_to_all(grad, w.t(), None, *ctx.sent) if needs_x else None
+    dx = functional.call("matmul_all_to_all", grad, w.t(), None, *ctx.call) if needs_x else None
     dw = None
     if needs_w:
-        ins, outs, group, tp = ctx.sent
+        ins, outs, group, tp = ctx.call
         after = grad if dx is None else dx
-        dw = rows(grad).t() @ rows(torch.ops.fluxgen.all_to_all(x, after, outs, ins, group, tp))
+        dw = rows(grad).t() @ rows(functional.call("all_to_all", x, after, outs, ins, group, tp))
     return dx, dw, rows(grad).sum(0) if needs_b else None, None, None, None, None
+
+
+def _exchange_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, _, outs, ins, group, tp = inputs
+    ctx.call = (ins, outs, group, tp)
+
+
+def _exchange_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    back = functional.call("all_to_all", grad, None, *ctx.call) if ctx.needs_input_grad[0] else None
+    return back, None, None, None, None, None
 
 
 # The exchange alone, for backward: an op, so that what is compiled need not look into it.
@@ -323,6 +334,7 @@ _exchange_op = torch.library.custom_op(
     schema="(Tensor x, Tensor? after, SymInt[]? outs, SymInt[]? ins, str group, int tp) -> Tensor",
 )
 _exchange_op.register_fake(_exchange_fake)
+functional.register("all_to_all", _exchange_op, _exchange_setup, _exchange_backward)
 
 _SCHEMA = (
     "(Tensor x, Tensor w, Tensor? bias, SymInt[]? outs, SymInt[]? ins, str group, int tp) -> Tensor"
@@ -333,4 +345,4 @@ for _name, _impl, _backward in (
 ):
     _op = torch.library.custom_op(f"fluxgen::{_name}", _impl, mutates_args=(), schema=_SCHEMA)
     _op.register_fake(_fake)
-    _op.register_autograd(_backward, setup_context=_setup)
+    functional.register(_name, _op, _setup, _backward)

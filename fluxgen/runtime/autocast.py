@@ -24,7 +24,7 @@ def cast(*operands: Any) -> tuple[Any, ...]:
     if not isinstance(first, torch.Tensor):
         return operands
     kind = first.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return operands
     dtype = torch.get_autocast_dtype(kind)
     return tuple(_cast(operand, kind, dtype) for operand in operands)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from fluxgen.runtime import functional
 from fluxgen.runtime.fallback import equal_parts
 
 __all__ = ["register", "rows"]
@@ -27,8 +28,10 @@ __all__ = ["register", "rows"]
 
 def register(all_gather_matmul: Any, matmul_reduce_scatter: Any) -> None:
     """Give both custom ops their backward."""
-    all_gather_matmul.register_autograd(_gather_backward, setup_context=_gather_setup)
-    matmul_reduce_scatter.register_autograd(_scatter_backward, setup_context=_scatter_setup)
+    functional.register("all_gather_matmul", all_gather_matmul, _gather_setup, _gather_backward)
+    functional.register(
+        "matmul_reduce_scatter", matmul_reduce_scatter, _scatter_setup, _scatter_backward
+    )
 
 
 def _gather_setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
@@ -50,8 +53,17 @@ def _gather_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
         # One reduction for all weights: the sum over them is the K of a single matmul.
         grad = outs[0] if len(used) == 1 else torch.cat(outs, dim=-1)
         weight = weights[used[0]] if len(used) == 1 else torch.cat([weights[i] for i in used])
-        dx = torch.ops.fluxgen.matmul_reduce_scatter(
-            grad, weight.t(), None, group, tp, dim, part, "sum", "replicated"
+        dx = functional.call(
+            "matmul_reduce_scatter",
+            grad,
+            weight.t(),
+            None,
+            group,
+            tp,
+            dim,
+            part,
+            "sum",
+            "replicated",
         )
     if needs_x and return_gathered and grads[-1] is not None:
         direct = _reduce_scatter(grads[-1], group, tp, dim, part)
@@ -60,8 +72,8 @@ def _gather_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
     if any(needs_w[i] for i in used):
         gathered = kept
         if not return_gathered:
-            (gathered,) = torch.ops.fluxgen.all_gather_matmul(
-                kept, [], [], [], group, tp, dim, size, True
+            (gathered,) = functional.call(
+                "all_gather_matmul", kept, [], [], [], group, tp, dim, size, True
             )
         for i, grad in zip(used, outs, strict=True):
             if needs_w[i]:
@@ -88,7 +100,8 @@ def _scatter_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     dx = dw = db = None
     if needs_x or needs_w or needs_b:
         weights = [w.t()] if needs_x else []
-        outs = torch.ops.fluxgen.all_gather_matmul(
+        outs = functional.call(
+            "all_gather_matmul",
             grad,
             weights,
             [],

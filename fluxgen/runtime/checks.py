@@ -24,14 +24,40 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def listed(name: str, given: Any) -> list[Any]:
     """A list of what was given, which must be one of tensors."""
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise UsageError(f"{name}: expected a tensor or a list of tensors; found {given!r}")
+        raise UsageError(f"{name}: expected a tensor or a list of tensors; found {_shown(given)}")
     return list(given)
 
 
 def check_tensor(name: str, given: object) -> None:
-    """A tensor."""
+    """A dense tensor of this rank alone."""
     if not isinstance(given, torch.Tensor):
-        raise UsageError(f"{name}: expected a tensor; found {given!r}")
+        raise UsageError(f"{name}: expected a tensor; found {_shown(given)}")
+    if type(given) not in _PLAIN and any(c.__name__ == "DTensor" for c in type(given).__mro__):
+        raise UsageError(
+            f"{name}: expected this rank's own tensor; found a DTensor of "
+            f"{tuple(given.placements)}. Pass {name}.to_local()"
+        )
+    if given.is_nested:
+        raise UsageError(
+            f"{name}: expected a dense tensor; found a nested one. Pass its values, or pad it"
+        )
+    if given.layout is not torch.strided:
+        raise UsageError(
+            f"{name}: expected a dense tensor; found one of {given.layout}. Pass {name}.to_dense()"
+        )
+    if given.is_quantized:
+        raise UsageError(
+            f"{name}: expected one of {_names()}; found a quantized tensor of {given.dtype}. Pass "
+            f"{name}.dequantize()"
+        )
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _shown(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_tangents(*tensors: torch.Tensor | None) -> None:
@@ -58,6 +84,11 @@ def check_x(x: torch.Tensor) -> None:
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
     """A dim of x but the last, from its start."""
     last = x.dim() - 1
+    if isinstance(dim, bool) or not isinstance(dim, (int, torch.SymInt)):
+        raise UsageError(
+            f"{name}: expected an integer, a dim from 0 to {last - 1} of x {tuple(x.shape)}; found "
+            f"{dim!r}"
+        )
     found = dim + x.dim() if dim < 0 else dim
     if not 0 <= found < last:
         raise UsageError(

@@ -185,7 +185,7 @@ def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
 
 def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``x @ w.T + bias`` in the operands' own type, as fakes have it, autocast or not."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return torch.nn.functional.linear(x, w, bias)
     with torch.autocast(x.device.type, enabled=False):
         return torch.nn.functional.linear(x, w, bias)

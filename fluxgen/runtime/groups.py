@@ -26,6 +26,7 @@ from fluxgen.runtime.agreement import Ledger, Statement
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.dispatch import Call, Cause, Decision
 from fluxgen.runtime.fused import SHARED_GPU_SMS, Fused
+from fluxgen.runtime.membership import Group, group_of, resolve
 from fluxgen.runtime.runs import run_of
 from fluxgen.runtime.wiring import Wiring, islands, nvlinked
 
@@ -368,11 +369,12 @@ def check_timeouts() -> None:
             state.fused.check()
 
 
-def reset(group: dist.ProcessGroup) -> None:
+def reset(group: Group) -> None:
     """Forget a group's workspace and agreements, after a :class:`CommTimeout`.
 
     Every rank of the group must call it, and none may have a call in flight. The next call makes a
     new workspace together with the other ranks; graphs captured before are void.
     """
+    live = resolve(group_of(group)[0])
     with _states_lock:
-        _keep_state(group, GroupState(group))
+        _keep_state(live, GroupState(live))

@@ -16,15 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.autograd import forward_ad
+from torch.distributed.device_mesh import DeviceMesh
 
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op
-from fluxgen.runtime import autograd, dispatch, fallback
+from fluxgen.runtime import autograd, dispatch, fallback, functional
 from fluxgen.runtime.autocast import any_autocast, cast
 from fluxgen.runtime.checks import (
     check_bias,
@@ -37,6 +37,7 @@ from fluxgen.runtime.checks import (
 from fluxgen.runtime.dispatch import Call
 from fluxgen.runtime.fallback import split_sizes
 from fluxgen.runtime.groups import MAX_ENTRIES, GroupState, known_state, state_of
+from fluxgen.runtime.membership import Group, group_of, member_of, rank_of, resolve
 from fluxgen.runtime.runs import layout_of
 
 __all__ = [
@@ -50,9 +51,6 @@ __all__ = [
     "resolve",
     "split_sizes",
 ]
-
-Group: TypeAlias = "dist.ProcessGroup | str"
-"""A process group, or its ``group_name``."""
 
 REDUCE_OPS = ("sum", "avg")
 _BIAS_MODES = ("replicated", "partial")
@@ -124,7 +122,7 @@ def all_gather_matmul(
     keep = save_gathered and torch.is_grad_enabled() and any(t.requires_grad for t in weights)
     given = [b for b in biases if b is not None]
     direct = is_plain_call(x, *weights, *given)
-    outs = (_gather_impl if direct else torch.ops.fluxgen.all_gather_matmul)(
+    outs = (_gather_impl if direct else partial(functional.call, "all_gather_matmul"))(
         x,
         weights,
         given,
@@ -193,59 +191,13 @@ def matmul_reduce_scatter(
     if x.shape[dim] % tp:
         part = split_sizes(x.shape[dim], tp)[rank_of(name)]
     direct = is_plain_call(*((x, w) if bias is None else (x, w, bias)))
-    out = (_scatter_impl if direct else torch.ops.fluxgen.matmul_reduce_scatter)(
+    out = (_scatter_impl if direct else partial(functional.call, "matmul_reduce_scatter"))(
         x, w, bias, name, tp, dim, part, reduce_op, bias_mode
     )
     if state is not None and key not in state.fast:
         slow_key = (Op.GEMM_RS, *_scatter_key(x, w, bias, dim, reduce_op, bias_mode))
         remember(state, key, x, w, slow_key)
     return out
-
-
-def group_of(group: Group) -> tuple[str, int]:
-    """The name and the number of ranks of a group this process belongs to.
-
-    Raises:
-        UsageError: not a group, or not one of this process.
-    """
-    if isinstance(group, str):
-        return group, _size(group)
-    name = getattr(group, "group_name", None)
-    if name is None:
-        raise UsageError(
-            f"group: expected a process group that this rank belongs to, or its name; found "
-            f"{group!r}"
-        )
-    return name, group.size()
-
-
-def member_of(group: Group) -> tuple[str, int, int]:
-    """The name and size of a group, and this process's rank inside it."""
-    name, tp = group_of(group)
-    return name, tp, int(resolve(name).rank())
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _size(name: str) -> int:
-    return int(resolve(name).size())
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def rank_of(name: str) -> int:
-    """This process's rank in the group of a name, a constant while torch.compile traces."""
-    return int(resolve(name).rank())
-
-
-def resolve(name: str) -> dist.ProcessGroup:
-    """The process group of a name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    try:
-        return dist.distributed_c10d._resolve_process_group(name)
-    except (RuntimeError, ValueError, LookupError) as error:
-        raise UsageError(f"group: no process group is named {name!r}: {error}") from error
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -267,7 +219,13 @@ def _fast_state(group: Any) -> GroupState | None:
             group = resolve(group)
         except UsageError:
             return None  # the checks of the slow path say what is wrong
-    return known_state(group)
+    found = known_state(group)
+    if found is None and isinstance(group, (DeviceMesh, tuple)):
+        try:
+            return known_state(resolve(group_of(group)[0]))
+        except UsageError:
+            return None
+    return found
 
 
 def is_plain_call(*tensors: Any) -> bool:
@@ -280,7 +238,7 @@ def is_plain_call(*tensors: Any) -> bool:
         return False
     needs_grad = _is_grad_enabled()
     for t in tensors:
-        if type(t) not in _PLAIN or (needs_grad and t.requires_grad):
+        if type(t) not in _PLAIN or (needs_grad and t.requires_grad) or t.is_meta:
             return False
     return (
         _dispatch_modes() == 0
@@ -310,10 +268,13 @@ def known_call(
     state = _fast_state(group)
     if state is None or not is_plain_call(x, w, *(t for t in added if t is not None)):
         return None, None, None
-    key = (*_layout(x), *_layout(w), *(t if t is None else _layout(t) for t in added), *rest)
     try:
+        key = (*_layout(x), *_layout(w), *(t if t is None else _layout(t) for t in added), *rest)
         return state, key, state.fast.get(key)
-    except TypeError:  # not hashable: the checks say what it should be
+    except (
+        TypeError,
+        RuntimeError,
+    ):  # not hashable, or not dense: the checks say what it should be
         return None, None, None
 
 

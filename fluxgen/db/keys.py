@@ -45,18 +45,34 @@ def topology_key(topology: Topology | str) -> str:
     return key
 
 
-def topology_of(key: str, gpus: Mapping[str, Gpu] | None = None, sm_count: int = 0) -> Topology:
+def topology_of(
+    key: str, gpus: Mapping[str, Gpu] | None = None, sm_count: int = 0, cc: int = 0
+) -> Topology:
     """A topology with the properties that ``key`` names.
 
-    A GPU outside ``gpus`` and the presets is taken to be a Hopper, the only kind that kernels are
-    generated for, of ``sm_count`` SMs (0: unknown, so not limiting): enough to judge a record
-    without the machine it came from.
+    Args:
+        key: of a topology. gpus: GPUs by name, beside the presets.
+        sm_count, cc: of a GPU that is in neither: SMs (0: unknown, so not limiting) and compute
+            capability times ten. With these it is taken for the best-equipped preset of its
+            architecture: enough to judge a record without the machine that it came from.
 
     Raises:
-        UsageError: as :func:`split_topology`, or NVLink on a preset without it.
+        UsageError: as :func:`split_topology`; NVLink on a preset without it; a GPU that is known
+            nowhere, of no given ``cc``, or of one that no kernels are generated for.
     """
     name, link, world, islands = split_topology(key)
     gpu = (gpus or {}).get(name) or GPUS.get(name)
     if gpu is None:
-        gpu = dataclasses.replace(GPUS["h100-sxm"], name=name, sm_count=sm_count or 1024)
+        alike = _EQUIPPED.get(90 if cc == 90 else cc // 10 * 10)
+        if alike is None:
+            known = f"; found compute capability {cc / 10:.1f}" if cc else ""
+            raise UsageError(
+                f"topology {key}: expected a GPU that is known, or its compute capability, of 8.x "
+                f"or 9.0{known}. Nothing is assumed of {name!r}"
+            )
+        gpu = dataclasses.replace(GPUS[alike], name=name, sm_count=sm_count or 1024)
     return Topology.of(gpu, link, world, islands)
+
+
+_EQUIPPED = {80: "a100-sxm-80gb", 90: "h100-sxm"}
+"""By architecture: the preset with the most shared memory and every link."""

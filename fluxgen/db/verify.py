@@ -6,23 +6,25 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fluxgen.codegen.space import why_illegal
+from fluxgen.core.config import Schedule
 from fluxgen.core.errors import DatabaseError, UsageError
 from fluxgen.core.record import Record, Status
-from fluxgen.core.topology import Gpu
+from fluxgen.core.topology import GPUS, Gpu, Topology
 from fluxgen.db.codec import record_from_json, record_to_json_line
-from fluxgen.db.keys import topology_of
+from fluxgen.db.keys import split_topology, topology_of
 from fluxgen.db.packs import duplicates, misplaced, pack_files, scan_pack, sort_key
 
 
 def why_bad(record: Record, gpus: Mapping[str, Gpu] | None = None) -> str | None:
     """Why one record must not be used, or None.
 
-    A GPU outside ``gpus`` and the presets is judged as a Hopper of the record's number of SMs.
+    A GPU outside ``gpus`` and the presets is judged by what the record itself says: as one of an
+    architecture that has the kernel's schedule, of the record's number of SMs.
     """
     try:
         if record_from_json(record_to_json_line(record)) != record:
             return "does not survive a round trip through JSON"
-        topology = topology_of(record.topology, gpus, record.environment.sm_count)
+        topologies = _topologies(record, gpus)
     except UsageError as error:
         return str(error)
     if record.status is not Status.OK:
@@ -31,10 +33,30 @@ def why_bad(record: Record, gpus: Mapping[str, Gpu] | None = None) -> str | None
         return "a zero size is never launched, so there is nothing to tune"
     if record.kernel is None or record.run is None:
         return None
-    reason = why_illegal(record.problem, topology, record.kernel, record.run)
-    if reason:
-        return f"illegal: {reason}"
+    reasons = [why_illegal(record.problem, t, record.kernel, record.run) for t in topologies]
+    if all(reasons):
+        return f"illegal: {reasons[0]}"
     return why_slower(record)
+
+
+def _topologies(record: Record, gpus: Mapping[str, Gpu] | None) -> list[Topology]:
+    """The record's topology; of an unknown GPU one for each architecture that it may be of."""
+    name, *_ = split_topology(record.topology)
+    if name in (gpus or {}) or name in GPUS:
+        return [topology_of(record.topology, gpus)]
+    schedule = None if record.kernel is None else record.kernel.schedule
+    ccs = (90, 80) if schedule is None else _CCS.get(schedule, (90, 80))
+    sm_count = record.environment.sm_count
+    return [topology_of(record.topology, sm_count=sm_count, cc=cc) for cc in ccs]
+
+
+_CCS = {
+    Schedule.PINGPONG: (90,),
+    Schedule.COOPERATIVE: (90,),
+    Schedule.MULTISTAGE_4: (80,),
+    Schedule.MULTISTAGE_8: (80,),
+}
+"""Architectures that have a schedule, where that is not all of them."""
 
 
 def why_slower(record: Record) -> str | None:

@@ -213,3 +213,13 @@ def test_sockets_have_as_many_ranks_each(link, world, islands):
 def test_keys_of_no_topology(key):
     with pytest.raises(UsageError, match="topology"):
         split_topology(key)
+
+
+def test_nothing_is_assumed_of_an_unknown_gpu():
+    with pytest.raises(UsageError, match=r"Nothing is assumed of 'rtx-pro-6000'"):
+        topology_of("rtx-pro-6000-pcie-tp8")
+    with pytest.raises(UsageError, match=r"8.x or 9.0; found compute capability 12.0"):
+        topology_of("rtx-pro-6000-pcie-tp8", cc=120)
+    assert topology_of("someones-pcie-tp8", cc=86).gpu.cc == 80
+    hopper = topology_of("someones-nvlink-tp8", sm_count=99, cc=90)
+    assert (hopper.gpu.name, hopper.gpu.cc, hopper.gpu.sm_count) == ("someones", 90, 99)

@@ -9,10 +9,10 @@ from dbtools import AG, KERNEL, NVLINK8, OTHER_SIGNATURES, baseline, problem, re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluxgen.core.config import RunConfig
+from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.errors import DatabaseError, FluxgenError
 from fluxgen.core.problem import Op, Signature
-from fluxgen.core.record import Provenance, Status
+from fluxgen.core.record import Environment, Provenance, Status
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import Gpu
 from fluxgen.db import packs
@@ -245,6 +245,24 @@ def test_verify_takes_other_gpus_and_finds_duplicates():
     assert "14" in verify([value], {"a100-mig": mig})[0]
     found = verify([record(), record(time_us=1)])
     assert len(found) == 1 and "duplicate" in found[0]
+
+
+@pytest.mark.parametrize("gpu", ["rtx-pro-6000", "a100-mig-1g.18gb", "nobody-knows"])
+def test_an_unknown_gpu_is_judged_by_its_kernels_schedule(gpu):
+    """And not as a Hopper: Ampere's kernels are legal there, tiles that no GPU has are not."""
+    ampere = KernelConfig(128, 128, 64, 1, 1, Schedule.MULTISTAGE_8, 3)
+    topology = f"{gpu}-pcie-tp8"
+    good = record(topology=topology, kernel=ampere)
+    assert verify([good]) == []
+    assert verify([record(topology=topology)]) == []  # of Hopper's schedule
+    few = replace(good, run=RunConfig(sms=100), environment=Environment(sm_count=84))
+    assert "sms 100" in verify([few])[0]
+    wide = replace(ampere, cluster_m=2)
+    assert "cluster" in verify([record(topology=topology, kernel=wide)])[0]
+    flat = KernelConfig(16, 16, 64, 1, 1, Schedule.FLAT, 4)  # tiles of Ampere's alone
+    run = RunConfig((8,), transport=Transport.SM_COPY, span=8)
+    assert verify([record(16, topology=topology, kernel=flat, run=run)]) == []
+    assert "half padding" in verify([record(64, topology=topology, kernel=ampere)])[0]
 
 
 def test_verify_packs_finds_what_would_spoil_a_diff(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fluxgen.db.live import LiveLookup
     from fluxgen.db.result import LookupResult
 
 __version__ = "0.1.0"
@@ -53,11 +54,20 @@ def lookup(
     Raises:
         fluxgen.core.errors.UsageError: an argument is not valid; the message says what is.
 
+    A call that was made before takes about a microsecond. Another ``FLUXGEN_DB`` counts from the
+    next call on, and what any process puts into the database 10 ms later: :mod:`fluxgen.db.live`.
     The rule for m between and beyond tuned sizes: :mod:`fluxgen.db.lookup`.
     """
-    from fluxgen.core.problem import Problem, Signature
-    from fluxgen.core.topology import Topology
-    from fluxgen.db.lookup import default_lookup
+    look = _live if _live is not None else _make_live()
+    return look(op, m, n, k, tp, target, link, dtype)
 
-    problem = Problem(Signature.of(op, dtype), m, n, k, tp)
-    return default_lookup()(problem, Topology.of(target, link, tp))
+
+_live: LiveLookup | None = None
+
+
+def _make_live() -> LiveLookup:
+    global _live
+    from fluxgen.db.live import LiveLookup
+
+    _live = LiveLookup()
+    return _live

@@ -232,7 +232,9 @@ def parse_gpu(text: str) -> Gpu:
     Raises:
         UsageError: for a name that is no preset and comes without properties; lists the presets.
     """
-    name, _, rest = str(text).partition(":")
+    if not isinstance(text, str):
+        raise UsageError(f"target: expected a GPU's name or properties; found {text!r}")
+    name, _, rest = text.partition(":")
     slug = normalise_name(name)
     if not rest:
         if slug in GPUS:

@@ -358,7 +358,13 @@ def build(
     dtype: Dtype = "bf16",
     training: Training = False,
     db: Db = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the sources.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of the sources: $FLUXGEN_HOME/generated for a model, else the shipped "
+            "ones. --out generated updates those of a checkout.",
+        ),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Parallel compiles (default: by RAM).")] = None,
     limit: Annotated[int | None, typer.Option(help="Compile only the first N kernels.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Only compare the sources.")] = False,
@@ -491,11 +497,9 @@ def _prebuilt(sources: list[Any], store: Any) -> tuple[list[Any], Any]:
         return [Result(source, "cached", artifact) for source, artifact in pairs], None
 
 
-def _sources_directory(writes: bool) -> Path:
-    """``generated/`` of a checkout; an installed package's is read, and written under the home."""
-    shipped = data_dir("generated")
-    installed = shipped.parent.name == "_data"
-    return Settings.load().home / "generated" if installed and writes else shipped
+def _sources_directory(of_model: bool) -> Path:
+    """The shipped sources, which a checkout tracks; a model's own are written under the home."""
+    return Settings.load().home / "generated" if of_model else data_dir("generated")
 
 
 def _tuned_entries(

@@ -1,4 +1,4 @@
-"""What a candidate's time is: predicted without a GPU, or (later) measured on a device."""
+"""What a candidate's time is: predicted without a GPU, replayed from a file, or measured on one."""
 
 from __future__ import annotations
 

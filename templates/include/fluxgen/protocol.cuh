@@ -61,7 +61,7 @@
 // single: a peer pushes into it once this rank's flags of the same call are up, which in stream order
 // come after all that this rank has read before. A rank whose waits gave up pushes nothing.
 //
-// With few tokens an all-reduce may go in packets: each holds two elements and the epoch, is written and
+// With few tokens a gemm_rs and an all-reduce may go in packets: each holds two elements and the epoch, is written and
 // read as one, and needs neither a count of tiles nor a fence nor a flag. Nothing else is ever written
 // there, whatever the call's shape, so that a word that is read as an epoch was written as one, and no
 // data can be taken for it. Who has read a packet empties it: its epoch is compared for equality, and after

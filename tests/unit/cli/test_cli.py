@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fluxgen.cli import main
-from fluxgen.core.settings import data_dir
+from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import GPUS
 from fluxgen.runtime import device, wiring
 from fluxgen.runtime.device import Device
@@ -235,6 +235,20 @@ def test_build_dry_run_and_check(capsys, tmp_path):
     planned = run(capsys, "build", *SMALL, "--out", str(out), "--dry-run", "--json")
     assert planned["kernels"][0] == {"name": "support_sm90", "state": "to build"}
     assert not out.exists(), "a dry run writes nothing"
+
+
+def test_a_models_sources_are_not_written_into_the_checkout(capsys, monkeypatch, tmp_path, home):
+    shipped = data_dir("generated")
+    before = {path.name: path.read_bytes() for path in shipped.iterdir()}
+    tune(capsys)
+    monkeypatch.setenv("FLUXGEN_NVCC", str(tmp_path / "nvcc"))  # sources come before compilation
+    run(capsys, "build", *SMALL, code=1)
+    assert {path.name: path.read_bytes() for path in shipped.iterdir()} == before
+    written = Settings.load().home / "generated"
+    assert shipped not in written.parents
+    assert (written / "manifest.json").is_file()
+    run(capsys, "build", "--check", "--out", str(written), code=0)
+    run(capsys, "build", "--check", code=0)
 
 
 def test_importing_fluxgen_imports_nothing_heavy():

@@ -179,6 +179,13 @@ def shapes(
         ("op", "n", "k", "count", "names"),
         [[g["op"], g["n"], g["k"], g["count"], ", ".join(g["names"])] for g in found["gemms"]],
     )
+    if found["others"]:
+        print_table(
+            stdout,
+            "GEMMs that are no site of a fused op",
+            ("n", "k", "count", "name", "why"),
+            [[g["n"], g["k"], g["count"], g["name"], g["note"]] for g in found["others"]],
+        )
     if found["problems"]:
         print_table(
             stdout,

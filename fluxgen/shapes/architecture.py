@@ -22,9 +22,12 @@ from fluxgen.shapes.keys import (
     Section,
     show,
 )
+from fluxgen.shapes.layers import BOTH, MIXER, layer_kinds
+from fluxgen.shapes.mixers import Mixer, read_mixer
 from fluxgen.shapes.mlp import Mlp, read_mlps
 from fluxgen.shapes.quantization import Quantization, read_quantization
 from fluxgen.shapes.reader import RawConfig, load_config
+from fluxgen.shapes.unused import unused_keys
 
 # Where multi-modal configs keep the language model. A vision_config is never read.
 _TEXT_KEYS = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -36,7 +39,7 @@ _FOREIGN_KEYS = {
     "block_configs": "each layer has its own shapes",
     "per_layer_config": "each layer has its own shapes",
     "o_lora_rank": "its output projection is low-rank and grouped",
-    "attn_layer_period": "it mixes attention with state-space layers",
+    "attn_layer_period": "it mixes attention with state-space layers of the first kind",
     "linear_attn_config": "it mixes softmax with linear attention",
     "ssm_cfg": "its layers are state-space blocks",
     "mamba_d_state": "it mixes attention with state-space layers",
@@ -44,6 +47,10 @@ _FOREIGN_KEYS = {
     "use_double_wide_mlp": "some layers have a wider MLP",
     "enable_moe_block": "dense MLP and experts run in parallel",
 }
+
+
+_MIXER_KEYS = ("mamba_d_state", "attn_layer_period")
+"""Those of them that a family with a mixer knows."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class ModelDims:
         model_type: as in the config, empty without one.
         hidden: width of the residual stream. layers: decoder layers. vocab: 0 if unknown.
         attention: each kind of attention block, with the number of layers that have it.
+        mixers: each other kind of mixer (Mamba-2, linear attention), likewise.
         mlps: each kind of MLP (dense, shared expert, routed expert), likewise.
         layout: ``nk`` or ``kn``, how weights are stored.
         parallel: attention and MLP share one input and one reduction.
@@ -69,6 +77,7 @@ class ModelDims:
     layers: int
     vocab: int
     attention: tuple[Attention, ...]
+    mixers: tuple[Mixer, ...]
     mlps: tuple[Mlp, ...]
     layout: str
     parallel: bool
@@ -95,8 +104,9 @@ def model_dims(model: str | Path | Mapping[str, Any] | RawConfig) -> ModelDims:
     config, model_type = _language_model(top, warnings)
     if quantization is None:
         quantization = read_quantization(config, {})
-    _refuse_foreign(config, model_type)
     family = FAMILIES.get(_family_name(model_type))
+    _refuse_foreign(config, model_type, family)
+    unknown = family is None
     if family is None:
         family = _generic_family(config, model_type, warnings)
     if family.refused:
@@ -108,9 +118,20 @@ def model_dims(model: str | Path | Mapping[str, Any] | RawConfig) -> ModelDims:
         config = _with_class_defaults(config, family, notes)
 
     hidden = config.require(HIDDEN)
-    layers = config.require(LAYERS, MAX_COUNT)
-    attention = read_attention(config, model_type, family, hidden, layers, notes)
-    mlps = read_mlps(config, model_type, family, hidden, layers, notes)
+    # Transformers doubles num_hidden_layers of LongCat-Flash, whose layers have two of most blocks.
+    names = ("num_layers",) if family.moe == "longcat" else LAYERS
+    layers = config.require(names, MAX_COUNT)
+    kinds = layer_kinds(config, model_type, family, layers)
+    attention = read_attention(config, model_type, family, hidden, kinds)
+    mixed = sum(kind in (MIXER, BOTH) for kind in kinds)
+    mixers = read_mixer(config, family, hidden, mixed, layers, notes)
+    notes += [f"{mixer.name}: {mixer.left_out}" for mixer in mixers]
+    if BOTH in kinds:
+        notes.append(
+            "attention and the mixer run side by side on one input: they may share one all-gather "
+            "and one reduce-scatter"
+        )
+    mlps = read_mlps(config, model_type, family, hidden, kinds, notes)
     if family.parallel.read(config):
         notes.append(
             "attention and MLP run in parallel on one input: qkv and the first MLP GEMM may share "
@@ -119,6 +140,15 @@ def model_dims(model: str | Path | Mapping[str, Any] | RawConfig) -> ModelDims:
     embed = config.integer(("word_embed_proj_dim",))
     if embed is not None and embed != hidden:
         notes.append(f"word_embed_proj_dim {embed} differs; layer GEMMs use hidden {hidden}")
+    if family is FAMILIES.get("gemma3n_text"):
+        config.note(
+            "altup_num_inputs", "laurel_rank", "hidden_size_per_layer_input",
+            "vocab_size_per_layer_input", "num_kv_shared_layers",
+        )  # fmt: skip
+        notes.append(
+            "not listed, since every rank computes them whole: altup, laurel and the per-layer "
+            "inputs and gates; layers that share k and v still hold their projections"
+        )
     extra = config.integer(("num_nextn_predict_layers", "mtp_num_hidden_layers"), MAX_COUNT, low=0)
     if extra:
         notes.append(
@@ -129,6 +159,13 @@ def model_dims(model: str | Path | Mapping[str, Any] | RawConfig) -> ModelDims:
         notes.append(
             "weights are stored (K, N) as in GPT-2's Conv1D; transpose them once when loading"
         )
+    left = unused_keys(config, unknown)
+    if left:
+        warnings.append(
+            f"{', '.join(left)}: keys that may change the shapes and that the rules for "
+            f"{model_type[:60] or 'a config without model_type'} do not use; what they describe is "
+            "not listed"
+        )
     return ModelDims(
         name=raw.name,
         where=raw.where,
@@ -137,6 +174,7 @@ def model_dims(model: str | Path | Mapping[str, Any] | RawConfig) -> ModelDims:
         layers=layers,
         vocab=config.integer(VOCAB) or 0,
         attention=attention,
+        mixers=mixers,
         mlps=mlps,
         layout=family.layout,
         parallel=family.parallel.read(config),
@@ -185,19 +223,22 @@ def _model_type(config: Section) -> str:
     return model_type
 
 
-def _refuse_foreign(config: Section, model_type: str) -> None:
+def _refuse_foreign(config: Section, model_type: str, family: Family | None) -> None:
     if config.boolean("is_encoder_decoder", False):
         raise UnsupportedError(
             f"{config.where}: is_encoder_decoder is true; only decoder-only models are supported"
         )
+    known: tuple[str, ...] = _MIXER_KEYS if family is not None and family.mixer else ()
+    if family is FAMILIES["gemma3n_text"]:
+        known = ("num_kv_shared_layers",)
     for key, reason in _FOREIGN_KEYS.items():
-        if config.data.get(key) not in (None, 0, False, [], {}):
+        if key not in known and config.data.get(key) not in (None, 0, False, [], {}):
             name = model_type or "without model_type"
             raise UnsupportedError(
                 f"{config.where}: unsupported architecture ({name}): {key}: {reason}; "
                 "give the GEMM sizes by hand instead"
             )
-    if model_type != "nemotron_h" and (
+    if (family is None or not family.mixer) and (
         config.text("hybrid_override_pattern") or config.items("layers_block_type")
     ):
         raise UnsupportedError(
@@ -235,6 +276,7 @@ def _generic_family(config: Section, model_type: str, warnings: list[str]) -> Fa
         f"{shown} is unknown: generic rules are used, with a "
         f"{'gated (gate_up, down)' if gated else 'plain (fc1, fc2)'} MLP"
     )
+    config.note("attention_bias", "hidden_act", "hidden_activation", "activation_function")
     flag = replace(OFF, default=bias)
     return Family(gated=gated, qkv_bias=flag, o_bias=flag, moe=moe)
 
@@ -262,4 +304,4 @@ def _with_class_defaults(config: Section, family: Family, notes: list[str]) -> S
         return config
     listed = ", ".join(f"{key} {value}" for key, value in added.items())
     notes.append(f"class defaults used for keys that the text config omits: {listed}")
-    return Section({**config.data, **added}, config.where)
+    return Section({**config.data, **added}, config.where, config.used)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fluxgen.core.errors import ModelConfigError, UnsupportedError
 from fluxgen.shapes.families import Family
-from fluxgen.shapes.keys import HEAD_DIM, HEADS, KV_HEADS, MAX_COUNT, Section, show
-
-_ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+from fluxgen.shapes.keys import HEAD_DIM, HEADS, KV_HEADS, MAX_COUNT, Section
+from fluxgen.shapes.layers import ATTENTION_TYPES, BOTH
 
 
 @dataclass(frozen=True)
@@ -55,18 +54,21 @@ class Attention:
 
 
 def read_attention(
-    config: Section, model_type: str, family: Family, hidden: int, layers: int, notes: list[str]
+    config: Section, model_type: str, family: Family, hidden: int, kinds: Sequence[str]
 ) -> tuple[Attention, ...]:
-    """The attention blocks of ``layers`` layers.
+    """The attention blocks of layers of these kinds.
 
     Raises:
         ModelConfigError: for missing or contradictory keys.
-        UnsupportedError: for kinds of layers that are unknown.
+        UnsupportedError: where which layers have which block would be a guess.
     """
     heads = config.require(HEADS, MAX_COUNT)
     qkv_bias, o_bias = family.qkv_bias.read(config), family.o_bias.read(config)
     kv_rank = config.integer(("kv_lora_rank",))
+    # Each layer of LongCat-Flash has two blocks of attention and two dense MLPs beside its experts.
+    layers = len(kinds) * (2 if family.moe == "longcat" else 1)
     if kv_rank is not None:
+        config.note(*KV_HEADS, *HEAD_DIM, "qk_head_dim")
         latent = Latent(
             q_rank=config.integer(("q_lora_rank",)) or 0,
             kv_rank=kv_rank,
@@ -80,9 +82,8 @@ def read_attention(
     _check_groups(config, heads, kv_heads)
     head_dim = _head_dim(config, family, hidden, heads)
     gated = family.output_gate.read(config) or config.boolean("attn_output_gate", False)
-    kinds = _layer_kinds(config, model_type, family, layers, notes)
-    full = kinds.get("full_attention", 0)
-    count = sum(kinds.values())
+    full = kinds.count("full_attention")
+    count = sum(kind in (*ATTENTION_TYPES, BOTH) for kind in kinds)
     block = Attention(count, heads, kv_heads, head_dim, "", qkv_bias, o_bias, gated)
 
     global_dim = config.integer(("global_head_dim",))
@@ -113,6 +114,7 @@ def _kv_heads(config: Section, model_type: str, family: Family, heads: int) -> i
         grouped = config.boolean("new_decoder_architecture", False) or model_type == "RefinedWeb"
         if not grouped:
             # num_kv_heads is present but unused in these configs.
+            config.note(*KV_HEADS)
             return 1 if config.boolean("multi_query", True) else heads
     elif family.kv == "chatglm":
         if not config.boolean("multi_query_attention", False):
@@ -146,65 +148,3 @@ def _head_dim(config: Section, family: Family, hidden: int, heads: int) -> int:
             f"found hidden {hidden} and {heads} heads"
         )
     return hidden // heads
-
-
-def _layer_kinds(
-    config: Section, model_type: str, family: Family, layers: int, notes: list[str]
-) -> dict[str, int]:
-    """How many layers have which kind of softmax attention."""
-    if model_type == "nemotron_h":
-        return {"attention": hybrid_pattern(config, layers, notes).count("*")}
-    types: list[Any] | None = config.items("layer_types")
-    if types is None and family.linear_attention:
-        period = config.integer(("full_attention_interval",), MAX_COUNT) or 4
-        types = [
-            "linear_attention" if (i + 1) % period else "full_attention" for i in range(layers)
-        ]
-    if types is None:
-        return {"attention": layers}
-    if len(types) != layers:
-        raise ModelConfigError(
-            f"{config.where}: expected one entry of layer_types for each of {layers} layers; "
-            f"found {len(types)}"
-        )
-    kinds: dict[str, int] = {}
-    linear = 0
-    for kind in types:
-        if kind == "linear_attention" and family.linear_attention:
-            linear += 1
-        elif isinstance(kind, str) and kind in _ATTENTION_TYPES:
-            kinds[kind] = kinds.get(kind, 0) + 1
-        else:
-            raise UnsupportedError(
-                f"{config.where}: layer_types: expected {', '.join(_ATTENTION_TYPES)}; "
-                f"found {show(kind)}, whose shapes are not known for {model_type or 'this model'}"
-            )
-    if linear:
-        notes.append(
-            f"{linear} of {layers} layers have linear attention; their projections are not listed"
-        )
-    return kinds
-
-
-def hybrid_pattern(config: Section, layers: int, notes: list[str]) -> str:
-    """Nemotron-H's ``hybrid_override_pattern``: one of ``M - * E`` for each layer.
-
-    Raises:
-        ModelConfigError: if it is missing or not one letter per layer.
-        UnsupportedError: for expert layers, whose shapes are not implemented.
-    """
-    pattern = config.text("hybrid_override_pattern")
-    if len(pattern) != layers or set(pattern) - set("M-*E"):
-        raise ModelConfigError(
-            f"{config.where}: hybrid_override_pattern: expected one of M, -, *, E for each of "
-            f"{layers} layers; found {len(pattern)} letters: {show(pattern)}"
-        )
-    if "E" in pattern:
-        raise UnsupportedError(
-            f"{config.where}: hybrid_override_pattern has expert layers (E), which are not "
-            "implemented for nemotron_h"
-        )
-    mamba = f"{pattern.count('M')} of {layers} layers are Mamba blocks; they are not listed"
-    if mamba not in notes:
-        notes.append(mamba)
-    return pattern

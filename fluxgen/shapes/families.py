@@ -52,9 +52,13 @@ class Family:
         layout: ``nk`` as ``nn.Linear``, ``kn`` as GPT-2's Conv1D.
         parallel: attention and MLP read one normalised input and share one reduction.
         moe: which layers have experts: empty (none), ``all``, ``sparse_step``, ``first_k_dense``,
-            ``llama4`` or ``dbrx``.
+            ``llama4``, ``dbrx``, ``ernie``, ``hunyuan``, ``longcat``, ``granite_hybrid`` or
+            ``nemotron_h``: see :mod:`fluxgen.shapes.mlp`.
         output_gate: q has twice the columns, the second half gates the attention's output.
-        linear_attention: some layers may be linear attention, by ``layer_types``.
+        mixer: of layers without softmax attention: ``mamba2``, ``gated_delta`` or ``lightning``.
+        layers: how a hybrid says which layers those are: ``types`` (a list of names), ``interval``,
+            ``pattern`` (Nemotron-H), ``indices`` (of attention), ``attn_type_list``, ``both``
+            (every layer has attention and the mixer).
         head_dim: class default of an absent head_dim, 0 for hidden / heads.
         nested: class defaults that a ``text_config`` may rely on.
         refused: why the family is not supported, empty if it is.
@@ -71,7 +75,8 @@ class Family:
     parallel: Flag = OFF
     moe: str = ""
     output_gate: Flag = OFF
-    linear_attention: bool = False
+    mixer: str = ""
+    layers: str = ""
     head_dim: int = 0
     nested: Mapping[str, int] = field(default_factory=dict)
     refused: str = ""
@@ -100,7 +105,11 @@ _QWEN2 = Family(qkv_bias=ON, nested=_dims(4096, 22016, 32, 32, 32, 151936))
 _QWEN3 = replace(_GATED, head_dim=128, nested=_dims(4096, 22016, 32, 32, 32, 151936))
 _QWEN3_MOE = replace(_GATED, moe="sparse_step")
 _QWEN3_NEXT = replace(
-    _QWEN3_MOE, output_gate=Flag(True, "attn_output_gate"), linear_attention=True, head_dim=256
+    _QWEN3_MOE,
+    output_gate=Flag(True, "attn_output_gate"),
+    mixer="gated_delta",
+    layers="interval",
+    head_dim=256,
 )
 _GEMMA = replace(_GATED, head_dim=256)
 _GEMMA3 = replace(_GEMMA, nested=_dims(2304, 9216, 26, 8, 4, 262208))
@@ -109,6 +118,7 @@ _DEEPSEEK = replace(_GATED, moe="first_k_dense")
 _PLAIN = Family(gated=False, qkv_bias=ON, o_bias=ON, mlp_bias=ON)
 _GPT2 = replace(_PLAIN, ffn_defaults_to_4h=True)
 _USE_BIAS = Flag(True, "use_bias")
+_USE_BIAS_OFF = Flag(False, "use_bias")
 _BIAS = Flag(False, "bias")
 _FALCON = Family(
     gated=False,
@@ -120,6 +130,17 @@ _FALCON = Family(
     parallel=Flag(True, "parallel_attn"),
 )
 _MPT_BIAS = Flag(False, "no_bias", inverted=True)
+# transformers' and vLLM's modules of these names say which projections have a bias.
+_MAMBA = replace(_GATED, mixer="mamba2", mlp_bias=Flag(False, "mlp_bias"))
+_BAILING = Family(
+    qkv_bias=Flag(False, "use_qkv_bias"),
+    o_bias=_USE_BIAS_OFF,
+    mlp_bias=_USE_BIAS_OFF,
+    moe="first_k_dense",
+)
+_MINIMAX = Family(moe="all", mixer="lightning", layers="attn_type_list")
+_ERNIE = Family(qkv_bias=_USE_BIAS_OFF, o_bias=_USE_BIAS_OFF, mlp_bias=_USE_BIAS_OFF)
+_HUNYUAN = replace(_GATED, mlp_bias=Flag(False, "mlp_bias"))
 _STATE_SPACE = Family(refused="its layers are state-space or recurrent blocks")
 _ENCODER = Family(refused="it is an encoder or encoder-decoder, not a decoder-only model")
 
@@ -219,7 +240,30 @@ FAMILIES: Mapping[str, Family] = {
     "kimi_k2": _DEEPSEEK,
     "minicpm3": _GATED,
     "nemotron": replace(_GATED, gated=False, mlp_bias=Flag(False, "mlp_bias")),
-    "nemotron_h": replace(_GATED, gated=False, mlp_bias=Flag(False, "mlp_bias")),
+    "nemotron_h": replace(_MAMBA, gated=False, layers="pattern", moe="nemotron_h"),
+    "bamba": replace(_MAMBA, layers="indices"),
+    "falcon_h1": replace(_MAMBA, layers="both"),
+    "granitemoehybrid": replace(_MAMBA, layers="types", moe="granite_hybrid", mlp_bias=OFF),
+    "minimax": _MINIMAX,
+    "minimax_text_01": _MINIMAX,
+    "minimax_m1": _MINIMAX,
+    "ernie4_5": _ERNIE,
+    "ernie4_5_moe": replace(_ERNIE, moe="ernie"),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": replace(_HUNYUAN, moe="hunyuan"),
+    "longcat_flash": replace(_GATED, moe="longcat"),
+    "seed_oss": Family(
+        qkv_bias=Flag(True, "attention_bias"),
+        o_bias=Flag(False, "attention_out_bias"),
+        mlp_bias=Flag(False, "mlp_bias"),
+        head_dim=128,
+    ),
+    "apertus": replace(_GATED, gated=False, mlp_bias=Flag(False, "mlp_bias")),
+    "dots1": _DEEPSEEK,
+    "bailing_moe": _BAILING,
+    "bailing_moe_v2": _BAILING,
+    "mistral4": _DEEPSEEK,
+    "gemma3n_text": replace(_GEMMA, nested=_dims(2048, 16384, 35, 8, 2, 262400)),
     "arcee": replace(_GATED, gated=False, mlp_bias=Flag(False, "mlp_bias")),
     "llama4_text": replace(
         _GATED,
@@ -245,13 +289,10 @@ FAMILIES: Mapping[str, Family] = {
     "mamba": _STATE_SPACE,
     "mamba2": _STATE_SPACE,
     "falcon_mamba": _STATE_SPACE,
-    "falcon_h1": _STATE_SPACE,
-    "bamba": _STATE_SPACE,
     "zamba": _STATE_SPACE,
     "zamba2": _STATE_SPACE,
     "rwkv": _STATE_SPACE,
     "recurrent_gemma": _STATE_SPACE,
-    "granitemoehybrid": _STATE_SPACE,
     "t5": _ENCODER,
     "bart": _ENCODER,
     "whisper": _ENCODER,

@@ -19,6 +19,7 @@ from fluxgen.core.errors import ModelConfigError
 from fluxgen.core.problem import MAX_DIM, Op, ceil_div
 from fluxgen.shapes.architecture import ModelDims, model_dims
 from fluxgen.shapes.attention import Attention
+from fluxgen.shapes.mixers import Mixer
 from fluxgen.shapes.mlp import Mlp
 from fluxgen.shapes.quantization import Quantization
 from fluxgen.shapes.reader import RawConfig
@@ -122,6 +123,8 @@ def analyse(
     found: list[LayerGemm] = []
     for block in dims.attention:
         found += _latent(block, dims, tp) if block.latent else _softmax(block, dims, tp)
+    for mixer in dims.mixers:
+        found += _mixer(mixer, dims, tp)
     for mlp in dims.mlps:
         found += _mlp(mlp, dims, tp)
     if include_lm_head:
@@ -175,6 +178,32 @@ def _softmax(block: Attention, dims: ModelDims, tp: int) -> list[LayerGemm]:
             bias=block.o_bias, weight_layout=dims.layout,
         ),
     ]  # fmt: skip
+
+
+def _mixer(mixer: Mixer, dims: ModelDims, tp: int) -> list[LayerGemm]:
+    copied = any(columns.units == 1 and tp > 1 for _, each in mixer.inputs for columns in each)
+    note = "the single group of B and C is copied to every rank" if copied else ""
+    result = []
+    for name, columns in mixer.inputs:
+        parts = tuple(each.local(tp) for each in columns)
+        result.append(
+            LayerGemm(
+                f"{mixer.name}_{name}",
+                Op.AG_GEMM,
+                sum(parts),
+                dims.hidden,
+                mixer.count,
+                parts,
+                bias=mixer.bias,
+                note=note,
+            )
+        )
+    out = f"{mixer.name}_out"
+    depth, columns_out = mixer.output.local(tp), (dims.hidden,)
+    result.append(
+        LayerGemm(out, Op.GEMM_RS, dims.hidden, depth, mixer.count, columns_out, bias=mixer.bias)
+    )
+    return result
 
 
 def _latent(block: Attention, dims: ModelDims, tp: int) -> list[LayerGemm]:
@@ -277,8 +306,36 @@ def _modules(name: str) -> tuple[str, ...]:
 
 
 _ATTENTION_GEMMS = frozenset(
-    ("qkv", "o", "qkv_global", "o_global", "fused_qkv_a", "q_b", "q_proj", "kv_a", "kv_b")
+    (
+        "mamba_in",
+        "mamba_out",
+        "linear_qkvz",
+        "linear_ba",
+        "linear_qkv",
+        "linear_gate",
+        "linear_out",
+        "qkv",
+        "o",
+        "qkv_global",
+        "o_global",
+        "fused_qkv_a",
+        "q_b",
+        "q_proj",
+        "kv_a",
+        "kv_b",
+    )
 )
 _ROW_PARALLEL = frozenset(
-    ("o", "o_global", "down", "fc2", "shared_down", "shared_fc2", "expert_down", "expert_fc2")
+    (
+        "o",
+        "o_global",
+        "mamba_out",
+        "linear_out",
+        "down",
+        "fc2",
+        "shared_down",
+        "shared_fc2",
+        "expert_down",
+        "expert_fc2",
+    )
 )

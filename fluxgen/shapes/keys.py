@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fluxgen.core.errors import ModelConfigError
@@ -41,10 +41,16 @@ class Section:
 
     Attributes:
         data: the object. where: path and, for a nested object, its key.
+        used: keys that the rules have looked at, present or not.
     """
 
     data: Mapping[str, Any]
     where: str
+    used: set[str] = field(default_factory=set, compare=False)
+
+    def note(self, *names: str) -> None:
+        """Keys that the rules know, whether or not they need them."""
+        self.used.update(names)
 
     def find(self, names: Sequence[str]) -> tuple[str, Any] | None:
         """The first non-null value among aliases of one key, with the alias that holds it.
@@ -52,6 +58,7 @@ class Section:
         Raises:
             ModelConfigError: if two aliases are present and differ.
         """
+        self.note(*names)
         present = [(name, self.data[name]) for name in names if self.data.get(name) is not None]
         for name, value in present[1:]:
             if value != present[0][1]:
@@ -99,6 +106,7 @@ class Section:
         Raises:
             ModelConfigError: for any other value.
         """
+        self.note(name)
         value = self.data.get(name)
         if value is None:
             return default
@@ -114,6 +122,7 @@ class Section:
         Raises:
             ModelConfigError: for any other value.
         """
+        self.note(name)
         value = self.data.get(name)
         if value is None:
             return ""
@@ -127,6 +136,7 @@ class Section:
         Raises:
             ModelConfigError: for any other value.
         """
+        self.note(name)
         value = self.data.get(name)
         if value is None:
             return None
@@ -143,6 +153,7 @@ class Section:
         Raises:
             ModelConfigError: for any other value.
         """
+        self.note(name)
         value = self.data.get(name)
         if value is None:
             return None

@@ -72,8 +72,8 @@ def read_quantization(config: Section, side: Mapping[str, Any]) -> Quantization 
     method = inner.text("quant_algo")
     if not method:
         return None
-    block = inner.integer(("group_size",)) or 0
-    return Quantization(method.lower(), 0, block, _modules(inner, "exclude_modules"))
+    block_n, block_k = _blocks(inner)
+    return Quantization(method.lower(), block_n, block_k, _modules(inner, "exclude_modules"))
 
 
 def _from_section(section: Section) -> Quantization:
@@ -90,10 +90,49 @@ def _from_section(section: Section) -> Quantization:
     elif method == "mxfp4":
         block_k = 32
     else:
-        size = section.integer(("group_size", "q_group_size"), low=-1)
-        block_k = size if size is not None and size > 0 else 0
+        block_n, block_k = _blocks(section)
     skipped = _modules(section, "modules_to_not_convert") or _modules(section, "ignore")
     return Quantization(method[:60], block_n, block_k, skipped)
+
+
+def _blocks(section: Section) -> tuple[int, int]:
+    """Elements of N and K that share a scale: here, or in the groups of modules that it lists.
+
+    compressed-tensors and modelopt have ``config_groups``, quark ``global_quant_config`` and
+    ``layer_quant_config``; each group describes its ``weights`` (quark: ``weight``). Of groups that
+    differ the largest block counts, which a shard cuts most easily.
+    """
+    places = [section]
+    for name in ("config_groups", "layer_quant_config"):
+        groups = section.section(name)
+        if groups is not None:
+            places += [g for g in map(groups.section, groups.data) if g is not None]
+    whole = section.section("global_quant_config")
+    places += [whole] if whole is not None else []
+    blocks = []
+    for place in places:
+        inner = [s for name in ("weights", "weight") if (s := _object(place, name)) is not None]
+        for each in (place, *inner):
+            size = each.integer(("group_size", "q_group_size"), low=-1)
+            blocks.append((0, size if size is not None and size > 0 else 0))
+            shape = each.data.get("block_structure")
+            if isinstance(shape, str):  # as 128x128
+                shape = [int(n) if n.isdecimal() else n for n in shape.lower().split("x")]
+            if shape is not None:
+                if not isinstance(shape, list) or len(shape) != 2 or not all(map(_is_block, shape)):
+                    raise ModelConfigError(
+                        f"{each.where}: block_structure: expected two positive integers; "
+                        f"found {show(each.data['block_structure'])}"
+                    )
+                blocks.append((shape[0], shape[1]))
+    return max(n for n, _ in blocks), max(k for _, k in blocks)
+
+
+def _object(place: Section, name: str) -> Section | None:
+    """An object, or the first of a list of them; None for anything else."""
+    value = place.data.get(name)
+    first = value[0] if isinstance(value, list) and value else value
+    return Section(first, f"{place.where}: {name}") if isinstance(first, Mapping) else None
 
 
 def _is_block(value: object) -> bool:

@@ -65,6 +65,11 @@ def constraints(dims: ModelDims) -> tuple[Constraint, ...]:
         if kv:
             tensor = kv if block.shared_kv else "k_proj, v_proj"
             found[Constraint(tensor, "num_key_value_heads", block.kv_heads, True)] = None
+    for mixer in dims.mixers:
+        names = ", ".join(f"{mixer.name}_{name}" for name, _ in (*mixer.inputs, ("out", ())))
+        for quantity, value in mixer.quantities:
+            if value > 1:  # a single group is copied to every rank
+                found[Constraint(names, quantity, value)] = None
     for mlp in dims.mlps:
         if mlp.role != "expert":
             names = "gate_up_proj, down_proj" if mlp.gated else "fc1, fc2"

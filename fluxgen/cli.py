@@ -569,7 +569,7 @@ def lookup(
 ) -> None:
     """The configuration that would run, its time, the unfused time, and why this record."""
     from fluxgen.db.lookup import lookup as look
-    from fluxgen.report.tables import run_text
+    from fluxgen.report.tables import baseline_text, run_text
 
     topology = _topology(target, link, tp)
     problem = Problem(Signature.of(Op.parse(op), DType.parse(dtype)), m, n, k, tp)
@@ -585,6 +585,7 @@ def lookup(
                 "run": None if result.run is None else result.run.to_dict(),
                 "time_us": result.time_us,
                 "baseline_us": result.baseline_us,
+                "baseline": None if result.baseline is None else result.baseline.value,
                 "provenance": None if result.provenance is None else result.provenance.value,
                 "record_m": None if result.record is None else result.record.problem.m,
                 "source": result.source,
@@ -599,7 +600,7 @@ def lookup(
             ("kernel", what),
             ("run", "-" if result.run is None else run_text(result.run.to_dict())),
             ("time", f"{result.time_us:.1f} us at m={result.record.problem.m}"),
-            ("unfused", f"{result.baseline_us:.1f} us"),
+            ("unfused", f"{result.baseline_us:.1f} us ({baseline_text(result.record.baseline)})"),
             ("provenance", result.record.provenance.value),
         ]
     for name, text in lines:

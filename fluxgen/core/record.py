@@ -26,6 +26,21 @@ class Provenance(str, enum.Enum):
         return list(Provenance).index(self)
 
 
+class Baseline(str, enum.Enum):
+    """What the unfused path of a figure is: cuBLAS's GEMM, and one of these beside it."""
+
+    NCCL = "nccl"
+    """NCCL's collective, in its ring or tree."""
+    ONE_SHOT = "one_shot_all_reduce"
+    """An all-reduce kernel in which each rank reads what all peers have, as servers use it for few
+    tokens: vLLM's and TensorRT-LLM's own, Torch's ``symm_mem.one_shot_all_reduce``."""
+    LINK_BOUND = "link_bound"
+    """The collective's bytes at the link's rate and its latency, in one shot or in two: a bound
+    that neither NCCL nor a kernel of a server's reaches."""
+    COPIES = "copies"
+    """Plain copies by a copy engine, timed."""
+
+
 class Status(str, enum.Enum):
     """Whether a record may be used."""
 
@@ -60,10 +75,12 @@ class Record:
 
     Attributes:
         problem: what is computed. topology: ``Topology.key`` (``h100-sxm-nvlink-tp8``).
-        kernel, run: the winner; both None when the unfused baseline (cuBLAS + NCCL) wins.
+        kernel, run: the winner; both None when the unfused baseline wins.
         time_us, baseline_us: of the winner and of the unfused path, microseconds.
         provenance, environment, status: how the figures were obtained.
         created: UTC time as ISO 8601, e.g. ``2026-12-01T12:00:00Z``.
+        baseline: which unfused path ``baseline_us`` is of; None: not stated, as in records written
+            before there was a choice.
     """
 
     problem: Problem
@@ -76,6 +93,7 @@ class Record:
     environment: Environment = field(default_factory=Environment)
     status: Status = Status.OK
     created: str = ""
+    baseline: Baseline | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -88,7 +106,8 @@ class Record:
         return self.baseline_us / self.time_us if self.time_us > 0 else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, one flat level for the problem."""
+        """Plain JSON values, one flat level for the problem; a baseline not stated is left out."""
+        stated = {} if self.baseline is None else {"baseline": self.baseline.value}
         return {
             "problem": self.problem.to_dict(),
             "topology": self.topology,
@@ -100,4 +119,5 @@ class Record:
             "environment": dict(vars(self.environment)),
             "status": self.status.value,
             "created": self.created,
+            **stated,
         }

@@ -18,7 +18,7 @@ from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, Signature
-from fluxgen.core.record import Environment, Provenance, Record, Status
+from fluxgen.core.record import Baseline, Environment, Provenance, Record, Status
 from fluxgen.db.keys import split_topology
 
 MAX_TIME_US = 1e12
@@ -104,14 +104,14 @@ def json_value(text: str | bytes) -> Any:
 def record_from_dict(data: object) -> Record:
     """Read what ``Record.to_dict`` wrote.
 
-    Only the environment may be incomplete: what is missing or null there is unknown, which never
-    makes a record unusable.
+    Only the environment, the time of creation and the kind of baseline may be incomplete: what is
+    missing or null there is unknown, which never makes a record unusable.
 
     Raises:
         UsageError: a key is missing or unknown, a value has the wrong type or is out of range;
             the message names the key.
     """
-    fields = _object("record", data, _RECORD_KEYS, optional=("environment", "created"))
+    fields = _object("record", data, _RECORD_KEYS, optional=("environment", "created", "baseline"))
     problem = problem_from_dict(fields["problem"])
     _, _, world, _ = split_topology(fields["topology"])
     if world != problem.tp:
@@ -136,6 +136,7 @@ def record_from_dict(data: object) -> Record:
         environment=_environment(fields.get("environment")),
         status=_enum("status", Status, fields["status"]),
         created=created_from(fields.get("created", "")),
+        baseline=_baseline(fields.get("baseline")),
     )
 
 
@@ -184,6 +185,10 @@ def _environment(data: object) -> Environment:
         else:
             known[key] = _text(f"environment.{key}", value)
     return Environment(**known)
+
+
+def _baseline(value: object) -> Baseline | None:
+    return None if value is None else _enum("baseline", Baseline, value)
 
 
 def _text(key: str, value: object) -> str:

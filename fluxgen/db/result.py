@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import fluxgen
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.problem import Problem
-from fluxgen.core.record import Provenance, Record
+from fluxgen.core.record import Baseline, Provenance, Record
 from fluxgen.db.codec import record_to_json_line
 
 
@@ -67,6 +67,11 @@ class LookupResult:
     def baseline_us(self) -> float | None:
         """The unfused path's time at the record's own m, microseconds."""
         return None if self.record is None else self.record.baseline_us
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """Which unfused path that is of; None: the record does not state it."""
+        return None if self.record is None else self.record.baseline
 
     @property
     def provenance(self) -> Provenance | None:

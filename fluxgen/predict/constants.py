@@ -11,7 +11,7 @@ are scaled by their datasheet values; nothing here was measured on them.
 
 from __future__ import annotations
 
-MODEL_VERSION = 7
+MODEL_VERSION = 8
 """Part of the name of every study of predicted times, so that old times are not mixed in."""
 
 COLD_RATE = 0.94
@@ -105,6 +105,13 @@ a bus bandwidth of about 360 of the 396 GB/s assumed for copies). Published, not
 
 NCCL_LAUNCH_US = 8.0
 """Launch of an NCCL collective and its completion; each ring step adds the link's latency."""
+
+ONE_SHOT_US = 6.0
+"""A one-shot all-reduce beside its bytes: its launch and the two rounds of flags. Published for 8
+GPUs over NVLink and a few tokens: 6 to 9 us. Not measured here."""
+
+ONE_SHOT_WORLD = 8
+"""Most ranks that servers run one among (vLLM: 2, 4, 6 or 8 GPUs that all meet over NVLink)."""
 
 COPY_US = 1.5
 """Cost of each copy-engine operation with its flag write, beside its bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fluxgen.core.config import ChunkAxis, RunConfig, Transport
@@ -100,3 +101,20 @@ def nccl_us(remote_bytes: float, topology: Topology) -> float:
         return 0.0
     steps = topology.latency_us * (topology.world - 1)
     return c.NCCL_LAUNCH_US + steps + transfer_us(remote_bytes, topology, c.NCCL_RATE)
+
+
+def one_shot_us(partial_bytes: float, topology: Topology) -> float:
+    """Time of a one-shot all-reduce, in which every rank reads the partial sums of all peers.
+
+    Args:
+        partial_bytes: of one rank's partial sums.
+
+    Returns:
+        Microseconds; infinite where servers do not use one: more ranks than they have a kernel for,
+        or GPUs that do not meet over NVLink.
+    """
+    if topology.world == 1:
+        return 0.0
+    if topology.link is not LinkKind.NVLINK or topology.world > c.ONE_SHOT_WORLD:
+        return math.inf
+    return c.ONE_SHOT_US + transfer_us((topology.world - 1) * partial_bytes, topology)

@@ -14,6 +14,7 @@ from itertools import accumulate
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
+from fluxgen.core.record import Baseline
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.predict import constants as c
 from fluxgen.predict.gemm import GemmTime, Grid, flat_gemm_time, gemm_time, library_gemm_us
@@ -22,6 +23,7 @@ from fluxgen.predict.link import (
     copy_us,
     crossing,
     nccl_us,
+    one_shot_us,
     sm_copy_us,
     store_rate,
     transfer_us,
@@ -40,6 +42,7 @@ class Prediction:
         reduce_us: gemm_rs: the reduction pass (part of ``exposed_us``).
         waves: waves of the persistent kernel (0: not modelled, the library's GEMM).
         padding: share of the computed tiles that lies outside the problem, 0 to 1.
+        baseline: which unfused path it is; None: a fused kernel.
     """
 
     time_us: float
@@ -49,6 +52,7 @@ class Prediction:
     reduce_us: float = 0.0
     waves: int = 0
     padding: float = 0.0
+    baseline: Baseline | None = None
 
 
 def predict(
@@ -99,7 +103,9 @@ def fused_gemm(
 
 
 def predict_baseline(problem: Problem, topology: Topology) -> Prediction:
-    """Time of the unfused path: the library's GEMM and NCCL's collective, one after the other.
+    """Time of the unfused path: the library's GEMM, then the better of two collectives.
+
+    They are NCCL's and, of a gemm_ar or gemm_rs over NVLink, a one-shot all-reduce.
 
     Raises:
         UsageError: nothing to compute (m or k is 0), or tp is not the topology's world.
@@ -107,8 +113,13 @@ def predict_baseline(problem: Problem, topology: Topology) -> Prediction:
     _check(problem, topology)
     element = problem.signature.dtype.bytes
     gemm = library_gemm_us(problem.m, problem.n, problem.k, topology.gpu, element)
-    comm = nccl_us(problem.comm_bytes, topology)
-    return Prediction(gemm + comm, gemm, comm, comm)
+    baseline, comm = Baseline.NCCL, nccl_us(problem.comm_bytes, topology)
+    if problem.op in (Op.GEMM_AR, Op.GEMM_RS):
+        partial = problem.m * problem.n * problem.signature.out_dtype.bytes
+        one_shot = one_shot_us(partial, topology)
+        if one_shot < comm:
+            baseline, comm = Baseline.ONE_SHOT, one_shot
+    return Prediction(gemm + comm, gemm, comm, comm, baseline=baseline)
 
 
 def _check(problem: Problem, topology: Topology) -> None:

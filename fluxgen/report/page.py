@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from fluxgen.core.record import Record
+from fluxgen.report.tables import baseline_text
 from fluxgen.report.timeline import Timeline, track_order
 
 TRACKS = 18
@@ -168,7 +169,7 @@ def _style(index: int) -> tuple[str, str]:
 
 
 def _table(records: Iterable[Record]) -> str:
-    heads = ("problem", "m", "kernel", "us", "unfused us", "speedup", "known by")
+    heads = ("problem", "m", "kernel", "us", "unfused us", "unfused by", "speedup", "known by")
     rows = [
         (
             _label(r),
@@ -176,6 +177,7 @@ def _table(records: Iterable[Record]) -> str:
             "unfused" if r.kernel is None else r.kernel.name,
             f"{r.time_us:.1f}",
             f"{r.baseline_us:.1f}",
+            baseline_text(r.baseline),
             f"{r.speedup:.2f}",
             r.provenance.value,
         )

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fluxgen.core.config import Transport
-from fluxgen.core.record import Record
+from fluxgen.core.record import Baseline, Record
 
 
 def print_table(
@@ -31,7 +31,8 @@ def _cell(value: object) -> str:
 
 
 RECORD_COLUMNS = (
-    "op", "dtype", "m", "n", "k", "kernel", "run", "us", "unfused us", "speedup", "known by",
+    "op", "dtype", "m", "n", "k", "kernel", "run", "us", "unfused us", "unfused by", "speedup",
+    "known by",
 )  # fmt: skip
 """Columns of :func:`record_rows`; the topology is the table's title."""
 
@@ -49,6 +50,7 @@ def record_rows(records: Iterable[Record]) -> list[list[object]]:
             "-" if r.run is None else run_text(r.run.to_dict()),
             round(r.time_us, 1),
             round(r.baseline_us, 1),
+            baseline_text(r.baseline),
             r.speedup,
             r.provenance.value,
         ]
@@ -56,23 +58,45 @@ def record_rows(records: Iterable[Record]) -> list[list[object]]:
     ]
 
 
+_BASELINES = {
+    Baseline.NCCL: "NCCL",
+    Baseline.ONE_SHOT: "one-shot all-reduce",
+    Baseline.LINK_BOUND: "bound of the link",
+    Baseline.COPIES: "plain copies",
+}
+
+
+def baseline_text(baseline: Baseline | None) -> str:
+    """Which unfused path a figure is compared with, in a few words."""
+    return "not stated" if baseline is None else _BASELINES[baseline]
+
+
 _MOVES = {
-    Transport.COPY_ENGINE_PULL.value: "pull",
-    Transport.COPY_ENGINE_PUSH.value: "push",
-    Transport.COPY_ENGINE_RING.value: "ring",
-    Transport.COPY_ENGINE_DRAIN.value: "drain",
-    Transport.PEER_STORE.value: "store",
-    Transport.SM_COPY.value: "copy by SMs",
+    Transport.COPY_ENGINE_PULL: "pull",
+    Transport.COPY_ENGINE_PUSH: "push",
+    Transport.COPY_ENGINE_RING: "ring",
+    Transport.COPY_ENGINE_DRAIN: "drain",
+    Transport.PEER_STORE: "store",
+    Transport.PEER_BROADCAST: "store to all",
+    Transport.PEER_PACKETS: "packets",
+    Transport.BROADCAST_PACKETS: "packets to all",
+    Transport.SM_COPY: "copy by SMs",
 }
 
 
 def run_text(run: Mapping[str, Any]) -> str:
     """A run configuration on one line: ``pull, groups 1-2-5, panel 4, m x2, span 2``."""
     groups = "-".join(map(str, run["groups"])) or "all"
-    parts = [_MOVES[run["transport"]], f"groups {groups}", f"panel {run['panel'] or 'all'}"]
+    parts = [
+        _MOVES[Transport(run["transport"])],
+        f"groups {groups}",
+        f"panel {run['panel'] or 'all'}",
+    ]
     parts.append(f"{run['chunk_axis']} x{run['chunks']}")
     if run["span"] > 1:
         parts.append(f"span {run['span']}")
+    if run.get("split", 1) > 1:
+        parts.append(f"K in {run['split']} parts")
     if run["sms"]:
         parts.append(f"{run['sms']} SMs")
     return ", ".join(parts)

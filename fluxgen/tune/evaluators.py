@@ -12,7 +12,7 @@ from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.errors import ToolchainError, UsageError
 from fluxgen.core.problem import Problem
-from fluxgen.core.record import Provenance
+from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Topology
 from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.constants import MODEL_VERSION
@@ -68,6 +68,10 @@ class Evaluator(Protocol):
         """How figures are obtained, for ``Environment.method``."""
         ...
 
+    def baseline(self, problem: Problem, topology: Topology) -> Baseline | None:
+        """Which unfused path the problem's candidate 0 is; None: not known."""
+        ...
+
     def evaluate(
         self,
         problem: Problem,
@@ -105,6 +109,10 @@ class PredictEvaluator:
             f"model {MODEL_VERSION}, {topology.link.value} {topology.bandwidth_gbs:g} GB/s, "
             f"{topology.latency_us:g} us"
         )
+
+    def baseline(self, problem: Problem, topology: Topology) -> Baseline | None:
+        """The better of NCCL's collective and a one-shot all-reduce, as predicted."""
+        return predict_baseline(problem, topology).baseline
 
     def evaluate(
         self,

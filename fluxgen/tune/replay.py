@@ -17,7 +17,7 @@ from typing import Any
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem
-from fluxgen.core.record import Provenance
+from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Topology
 from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
 
@@ -38,7 +38,9 @@ class Recorder:
 
     def __init__(self, evaluator: Evaluator, path: Path | str) -> None:
         self._evaluator, self._path = evaluator, Path(path)
-        self._methods: dict[Topology, str] = {}  # asked once: it may be another process's to say
+        # Asked once: they may be another process's to say.
+        self._methods: dict[Topology, str] = {}
+        self._baselines: dict[tuple[Problem, Topology], Baseline | None] = {}
         self.kind, self.provenance = evaluator.kind, evaluator.provenance
         self.versions = versions_of(evaluator)
         try:
@@ -53,6 +55,12 @@ class Recorder:
             self._methods[topology] = self._evaluator.method(topology)
         return self._methods[topology]
 
+    def baseline(self, problem: Problem, topology: Topology) -> Baseline | None:
+        """The evaluator's own."""
+        if (problem, topology) not in self._baselines:
+            self._baselines[problem, topology] = self._evaluator.baseline(problem, topology)
+        return self._baselines[problem, topology]
+
     def evaluate(
         self,
         problem: Problem,
@@ -62,6 +70,7 @@ class Recorder:
     ) -> Measurement:
         """The evaluator's own."""
         found = self._evaluator.evaluate(problem, topology, kernel, run)
+        baseline = self.baseline(problem, topology)
         trial = {
             "problem": problem.key,
             "topology": topology.key,
@@ -72,6 +81,7 @@ class Recorder:
             "spread": found.spread,
             "provenance": found.provenance.value,
             "method": self.method(topology),
+            "baseline": None if baseline is None else baseline.value,
             "reason": found.reason,
             "kernel_failed": found.kernel_failed,
         }
@@ -107,11 +117,14 @@ class ReplayEvaluator:
             raise UsageError(f"replay: cannot read {path}: {error}") from None
         self._found: dict[_Key, Measurement] = {}
         self._methods: dict[str, str] = {}
+        self._baselines: dict[tuple[str, str], Baseline | None] = {}
         for number, line in enumerate(content.splitlines(), 1):
             try:
                 trial = json.loads(line)
                 key, measurement = _read(trial)
                 self._methods[trial["topology"]] = str(trial["method"])
+                stated = trial.get("baseline")  # older files have none
+                self._baselines[key[:2]] = None if stated is None else Baseline(stated)
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(
                     f"replay: {path}:{number}: expected a recorded trial; found {line[:80]!r}: "
@@ -129,6 +142,10 @@ class ReplayEvaluator:
     def method(self, topology: Topology) -> str:
         """That of the recorded trials."""
         return self._methods.get(topology.key, "no trial recorded")
+
+    def baseline(self, problem: Problem, topology: Topology) -> Baseline | None:
+        """That of the recorded trials; None where none was stated."""
+        return self._baselines.get((problem.key, topology.key))
 
     def evaluate(
         self,

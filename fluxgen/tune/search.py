@@ -430,6 +430,7 @@ def _records(
                 evaluator.provenance,
                 environment,
                 created=created,
+                baseline=evaluator.baseline(task.problem, topology),
             )
         )
     failed = [

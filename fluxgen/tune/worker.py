@@ -24,7 +24,7 @@ from typing import IO, Any
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.errors import FluxgenError, MachineError
 from fluxgen.core.problem import Problem
-from fluxgen.core.record import Provenance
+from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Topology
 from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
 
@@ -91,10 +91,16 @@ class ProcessEvaluator:
         Raises:
             MachineError: the process ended or does not answer.
         """
-        outcome, value = self._ask("method", topology)
-        if outcome != "done":
-            raise MachineError(f"the evaluator's process {value}")
-        return str(value)
+        return str(self._told("method", topology))
+
+    def baseline(self, problem: Problem, topology: Topology) -> Baseline | None:
+        """The evaluator's own.
+
+        Raises:
+            MachineError: the process ended or does not answer.
+        """
+        value = self._told("baseline", problem, topology)
+        return None if value is None else Baseline(value)
 
     def evaluate(
         self,
@@ -114,6 +120,13 @@ class ProcessEvaluator:
             assert isinstance(value, Measurement)
             return value
         return Measurement.failure(self.provenance, f"the process that evaluated it {value}")
+
+    def _told(self, name: str, *args: Any) -> Any:
+        """The answer to a question that has nothing to do with a candidate."""
+        outcome, value = self._ask(name, *args)
+        if outcome != "done":
+            raise MachineError(f"the evaluator's process {value}")
+        return value
 
     def _ask(self, name: str, *args: Any) -> tuple[str, Any]:
         if self._process is None:

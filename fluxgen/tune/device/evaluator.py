@@ -28,7 +28,7 @@ from fluxgen.core.errors import (
     UsageError,
 )
 from fluxgen.core.problem import Op, Problem
-from fluxgen.core.record import Provenance
+from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Gpu, LinkKind, Topology
 from fluxgen.predict.constants import COPY_US
 from fluxgen.runtime.device import devices
@@ -125,6 +125,10 @@ class DeviceEvaluator:
             f"{FEW_TOKENS} rows flags are up and the link's time is added in full; unfused: cuBLAS "
             "and the bytes at that rate; cold L2, interleaved with cuBLAS, medians"
         )
+
+    def baseline(self, problem: Problem, topology: Topology) -> Baseline | None:
+        """Over NVLink a bound of both that are used, see :func:`.schedule.unfused_us`."""
+        return Baseline.COPIES if topology.link.over_pcie else Baseline.LINK_BOUND
 
     def evaluate(
         self,

@@ -47,6 +47,7 @@ def record(
     provenance=Provenance.MEASURED,
     created="2026-01-02T03:04:05Z",
     environment=None,
+    baseline=None,
 ):
     if kernel is not None and run is None:
         rs = signature.op is Op.GEMM_RS
@@ -61,6 +62,7 @@ def record(
         provenance=provenance,
         environment=environment or Environment(gpu="NVIDIA H100 80GB HBM3", sm_count=132),
         created=created,
+        baseline=baseline,
     )
 
 

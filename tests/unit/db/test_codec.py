@@ -14,7 +14,7 @@ from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Tr
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import FluxgenError, UsageError
 from fluxgen.core.problem import MAX_DIM, Op, Problem, Signature
-from fluxgen.core.record import Environment, Provenance, Record, Status
+from fluxgen.core.record import Baseline, Environment, Provenance, Record, Status
 from fluxgen.db.codec import record_from_dict, record_from_json, record_to_json_line
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "tuning_db/schema/record.schema.json").read_text())
@@ -69,6 +69,7 @@ def records(draw):
         ),
         status=draw(st.sampled_from(Status)),
         created=draw(st.sampled_from(["", "2026-12-01T12:00:00Z"])),
+        baseline=draw(st.sampled_from([None, *Baseline])),
     )
 
 
@@ -254,8 +255,21 @@ def test_an_invalid_record_is_never_written():
         record_to_json_line(record(topology="H100 SXM/8"))
 
 
+def test_a_record_without_its_baseline_keeps_its_bytes():
+    """Those written before there was a choice: they are read, say so, and are not rewritten."""
+    old = record()
+    assert old.baseline is None
+    assert "baseline" not in json.loads(record_to_json_line(old))
+    stated = record(baseline=Baseline.ONE_SHOT)
+    assert record_from_json(record_to_json_line(stated)).baseline is Baseline.ONE_SHOT
+    assert record_from_dict({**old.to_dict(), "baseline": None}) == old
+    with pytest.raises(UsageError, match="baseline: expected one of nccl, one_shot_all_reduce"):
+        record_from_dict({**old.to_dict(), "baseline": "mpi"})
+
+
 def test_the_schema_lists_what_the_codec_reads():
-    assert set(SCHEMA["properties"]) == set(record().to_dict())
+    assert set(SCHEMA["properties"]) == set(record(baseline=Baseline.NCCL).to_dict())
+    assert SCHEMA["properties"]["baseline"]["enum"] == [*(b.value for b in Baseline), None]
     for name in ("problem", "kernel", "run", "environment"):
         optional = {"split"} if name == "run" else set()
         written = set(record().to_dict()[name])

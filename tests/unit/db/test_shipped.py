@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from fluxgen.build.generated import Entry, compiled_part, read_manifest
-from fluxgen.core.record import Provenance
+from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import LinkKind
 from fluxgen.db.keys import topology_of
@@ -58,6 +58,9 @@ def test_every_shipped_record_says_where_its_figures_come_from():
             assert record.environment.method, record.problem.key
             assert record.environment.fluxgen, record.problem.key
             assert record.created, record.problem.key
+            bound = record.baseline in (Baseline.LINK_BOUND, Baseline.COPIES)
+            assert bound == (record.provenance is Provenance.EMULATED), record.problem.key
+            assert record.baseline is not None, record.problem.key
 
 
 def test_what_was_measured_over_pcie_is_in_the_data():

@@ -15,9 +15,9 @@ from fluxgen.codegen.space import kernel_space, run_space, why_illegal
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, Signature
-from fluxgen.core.record import Provenance, Record
+from fluxgen.core.record import Baseline, Provenance, Record
 from fluxgen.core.topology import GPUS, Topology
-from fluxgen.predict import predict, predict_baseline, predict_step
+from fluxgen.predict import Prediction, predict, predict_baseline, predict_step
 from fluxgen.predict.constants import COPY_PCIE_US, COPY_US
 from fluxgen.predict.gemm import Grid, gemm_time
 from fluxgen.predict.link import copy_arrivals, crossing, nccl_us
@@ -299,6 +299,36 @@ def test_one_rank_communicates_nothing() -> None:
         assert predict(problem, alone, KERNELS[0], RunConfig()).comm_us == 0
         assert predict_baseline(problem, alone).comm_us == 0
     assert nccl_us(1e6, alone) == 0
+
+
+def test_few_tokens_are_compared_with_a_one_shot_all_reduce() -> None:
+    """What servers run for them; of many, or where no server has it, with NCCL's collective."""
+
+    def baseline(op: str, m: int, topology: Topology = H100) -> Prediction:
+        problem = Problem(Signature.of(op), m, 8192, 3584, topology.world)
+        return predict_baseline(problem, topology)
+
+    for op in ("gemm_ar", "gemm_rs"):
+        decode = baseline(op, 16)
+        assert decode.baseline is Baseline.ONE_SHOT
+        # 6 us and seven peers' 16 x 8192 bf16 at 396 GB/s.
+        assert decode.comm_us == pytest.approx(6 + 7 * 16 * 8192 * 2 / 396e3)
+        assert decode.time_us == pytest.approx(decode.gemm_us + decode.comm_us)
+        assert baseline(op, 4096).baseline is Baseline.NCCL
+        comms = [baseline(op, m).comm_us for m in (8, 16, 64, 256, 512, 1024, 4096)]
+        assert comms == sorted(comms)
+    for op in ("ag_gemm", "gemm_a2a", "a2a_gemm"):
+        assert baseline(op, 16).baseline is Baseline.NCCL
+    for elsewhere in (
+        Topology.of("h100-pcie", "pcie", 8),
+        Topology.of("h100-sxm", "nvlink", 16),
+        replace(H100, world=12),
+    ):
+        assert baseline("gemm_ar", 48, elsewhere).baseline is Baseline.NCCL
+    fused = predict(
+        Problem(Signature.of("gemm_rs"), 1024, 8192, 3584, 8), H100, KERNELS[0], RunConfig()
+    )
+    assert fused.baseline is None
 
 
 def test_wrong_requests_are_refused() -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("optuna")
 from tuning_helpers import OTHER, PROBLEM, TOPOLOGY, Fake
 
 from fluxgen.core.errors import UsageError
+from fluxgen.core.record import Baseline
 from fluxgen.tune import Measurement, make_evaluator, tune
 from fluxgen.tune.replay import Recorder, ReplayEvaluator
 
@@ -42,6 +43,7 @@ def test_a_replayed_search_makes_the_same_trials_and_finds_the_same(tmp_path):
     class Watching:
         # As the live one: a study's draws are seeded with its name, which holds the kind.
         kind, provenance, method = Fake.kind, replay.provenance, replay.method
+        baseline = staticmethod(replay.baseline)
 
         def evaluate(self, problem, topology, kernel, run):
             asked.append((problem, kernel, run))
@@ -50,9 +52,22 @@ def test_a_replayed_search_makes_the_same_trials_and_finds_the_same(tmp_path):
     second = search(Watching(), (PROBLEM, OTHER))
     assert asked == live.calls
     assert {problem for problem, *_ in asked} == {PROBLEM, OTHER}
-    assert [(r.kernel, r.run, r.time_us) for r in first.records] == [
-        (r.kernel, r.run, r.time_us) for r in second.records
+    assert [(r.kernel, r.run, r.time_us, r.baseline) for r in first.records] == [
+        (r.kernel, r.run, r.time_us, r.baseline) for r in second.records
     ]
+    assert {r.baseline for r in second.records} == {Baseline.COPIES}
+
+
+def test_an_older_recording_states_no_baseline(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    search(Recorder(Fake(), path), trials=3)
+    trials = [json.loads(line) for line in path.read_text().splitlines()]
+    for trial in trials:
+        assert trial.pop("baseline") == "copies"
+    path.write_text("\n".join(map(json.dumps, trials)))
+    replay = make_evaluator(f"replay:{path}", TOPOLOGY)
+    assert replay.baseline(PROBLEM, TOPOLOGY) is None
+    assert search(replay, trials=3).records[0].baseline is None
 
 
 def test_what_was_not_recorded_fails(tmp_path):

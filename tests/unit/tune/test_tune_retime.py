@@ -10,7 +10,7 @@ import pytest
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, Signature
-from fluxgen.core.record import Environment, Provenance, Record
+from fluxgen.core.record import Baseline, Environment, Provenance, Record
 from fluxgen.core.topology import Topology
 from fluxgen.tune.evaluators import Measurement
 from fluxgen.tune.retime import TOLERANCE, retime, sample
@@ -38,6 +38,9 @@ class Device:
 
     def method(self, topology):
         return "test"
+
+    def baseline(self, problem, topology):
+        return Baseline.COPIES
 
     def evaluate(self, problem, topology, kernel, run):
         self.asked.append((problem.m, kernel, run))

@@ -17,6 +17,7 @@ from tuning_helpers import PROBLEM, TOPOLOGY
 
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.errors import MachineError, UnsupportedError
+from fluxgen.core.record import Baseline
 from fluxgen.db.database import Database
 from fluxgen.tune import tune, worker
 from fluxgen.tune.worker import ProcessEvaluator
@@ -57,6 +58,7 @@ def test_it_is_the_evaluator_that_it_holds(device):
     with device() as evaluator:
         assert (evaluator.kind, evaluator.provenance.value) == ("fake-device", "emulated")
         assert evaluator.method(TOPOLOGY) == "made up"
+        assert evaluator.baseline(PROBLEM, TOPOLOGY) is Baseline.COPIES
         found = tune([PROBLEM], TOPOLOGY, evaluator=evaluator, trials=2, storage="memory")
         environment = found.records[0].environment
         assert (environment.driver, environment.cuda) == ("13.0", "12.9")

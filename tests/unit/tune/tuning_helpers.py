@@ -10,7 +10,7 @@ import time
 
 from fluxgen.codegen.space import why_illegal
 from fluxgen.core.problem import Problem, Signature
-from fluxgen.core.record import Provenance
+from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Topology
 from fluxgen.tune import Measurement, tune
 
@@ -33,6 +33,9 @@ class Fake:
 
     def method(self, topology) -> str:
         return "made up"
+
+    def baseline(self, problem, topology):
+        return Baseline.COPIES
 
     def evaluate(self, problem, topology, kernel, run) -> Measurement:
         self.calls.append((problem, kernel, run))

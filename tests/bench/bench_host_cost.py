@@ -1,4 +1,4 @@
-"""What a warm call costs the host, beside torch's own fused ops in the same run.
+"""What a warm call of each op costs the host, beside torch's own fused ops in the same run.
 
     python -m tests.bench.bench_host_cost [--worlds 2 4 8] [--alone [--one-by-one]] [--out FILE]
 
@@ -11,7 +11,8 @@ is one process: one rank whose peers' flags are up already, so that it waits for
 queued is the same. Torch's ops need their peers and are left out. What a call takes on the GPU
 means something there (copies within its memory, in place of a link) and is shown, to be compared
 with ``--one-by-one``, which makes no CUDA graphs of calls. "Turns" are 126 operands in turn, as the
-layers of Llama-3.1-405B; "new" are more than graphs are kept of.
+layers of Llama-3.1-405B; "new" are more than graphs are kept of. The keys under which calls are
+known are those that the ops themselves ask for.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fluxgen.core.config import RunConfig, Transport
-from fluxgen.core.problem import Problem
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.runtime import abi
 from tests.dist.pool import Pool
 from tests.gpu.ranks import (
     AG,
     AG_NK,
+    AR,
     PULL_ROWS,
     PUSH,
     PUSH_ROWS,
@@ -60,7 +62,29 @@ TRANSPORTS = (
 )
 
 
-_SUM = ("sum", "replicated")
+A2A_GEMM, GEMM_A2A = Signature.of("a2a_gemm"), Signature.of("gemm_a2a")
+
+
+def _ops() -> dict[str, Callable[..., Any]]:
+    """By the short names of the table; x and w, and the group by name."""
+    from fluxgen.runtime import all_reduce, all_to_all, ops
+
+    return {
+        "ag": ops.all_gather_matmul,
+        "rs": ops.matmul_reduce_scatter,
+        "ar": all_reduce.matmul_all_reduce,
+        "a2a-gemm": all_to_all.all_to_all_matmul,
+        "gemm-a2a": all_to_all.matmul_all_to_all,
+    }
+
+
+class _Learning(dict[Hashable, Any]):
+    """Known calls of a group: whatever is asked for and not known is ``next``."""
+
+    next: Any = None
+
+    def get(self, key: Hashable, default: Any = None) -> Any:
+        return self.setdefault(key, self.next)
 
 
 def _time(candidates: dict[str, Callable[[], Any]], settle: Callable[[], None]) -> Any:
@@ -111,24 +135,24 @@ def _tensors(world: int) -> Any:
     return x, a, w
 
 
-def _ranks(groups: Any, rank: int) -> dict[str, list[float]]:
+def _ranks(groups: Any, rank: int, pushes: bool) -> dict[str, list[float]]:
     import torch
 
     from fluxgen.runtime.dispatch import strict
-    from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
 
     del rank
     group = groups["all"]
     name = group.group_name
     x, a, w = _tensors(group.size())
-    wt, ops = w.t().contiguous(), torch.ops.symm_mem
+    wt, theirs = w.t().contiguous(), torch.ops.symm_mem
     candidates = {
         "linear": lambda: torch.nn.functional.linear(a, w),
-        "ag fluxgen": lambda: all_gather_matmul(x, w, group=group),
-        "ag torch": lambda: ops.fused_all_gather_matmul(x, [wt], 0, name),
-        "rs fluxgen": lambda: matmul_reduce_scatter(a, w, group=group),
-        "rs torch": lambda: ops.fused_matmul_reduce_scatter(a, wt, "sum", 0, name),
+        "ag torch": lambda: theirs.fused_all_gather_matmul(x, [wt], 0, name),
+        "rs torch": lambda: theirs.fused_matmul_reduce_scatter(a, wt, "sum", 0, name),
     }
+    for key, op in _ops().items():
+        if key != "a2a-gemm" or pushes:  # another transport's record would be changed to push
+            candidates[f"{key} fluxgen"] = partial(op, x if key == "ag" else a, w, group=group)
     with strict():
         for call in candidates.values():
             call()
@@ -140,7 +164,7 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     import torch.distributed as dist
 
     from fluxgen.core.errors import CommTimeout
-    from fluxgen.runtime import ops, runs
+    from fluxgen.runtime import runs
     from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
     from fluxgen.runtime.fused import Fused
     from fluxgen.runtime.groups import state_of
@@ -155,8 +179,18 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
         runs.GRAPHS = 0
     state = state_of(group)
     x, a, w = _tensors(world)
-    problems = [Problem(s, ROWS * world, N, K, world) for s in (AG, RS)]
-    parts = sizes(problems[0], *Transport) | sizes(problems[1])
+    ours = _ops()
+    signatures = dict(zip(ours, (AG, RS, AR, A2A_GEMM, GEMM_A2A), strict=True))
+    problems = {key: Problem(s, ROWS * world, N, K, world) for key, s in signatures.items()}
+    if not run.transport.pushes:
+        del problems["a2a-gemm"]
+    how = {
+        key: (AG_NK, run) if problem.op.gathers else (RS_NK, STORE)
+        for key, problem in problems.items()
+    }
+    parts = sizes(problems["ag"], *Transport)
+    for key, problem in problems.items():
+        parts |= sizes(problem, how[key][1].transport)
     spaces = [torch.zeros(parts.total, dtype=torch.uint8, device="cuda") for _ in range(world)]
     for space in spaces:
         words = space[: abi.COUNTERS_OFFSET].view(torch.int32)
@@ -177,34 +211,31 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     workspace.group = group_view(0, [space.data_ptr() for space in spaces], parts, 5.0, 0)
     fused = Fused(x.device, "sm90")
     fused.adopt(workspace)
-    state.fast.clear()
-    calls = (
-        (problems[0], AG_NK, run, (*ops._layout(x), *ops._layout(w), None, 0, None, False)),
-        (
-            problems[1],
-            RS_NK,
-            STORE,
-            (*ops._layout(a), *ops._layout(w), None, 0, "sum", "replicated"),
-        ),
-    )
-    for problem, kernel, how, key in calls:
-        rows = (problem.m,)
-        call = Call(problem.op, problem.m, (N,), K, torch.bfloat16, x.device, world, sizes=rows)
-        winner = Winner((problem,), kernel, how, "sm90", ("",))
-        decision = Decision("fused", "the benchmark's", call.key, Cause.FUSED, winner)
-        state.fast[key] = partial(runs.run_of(fused, call, decision).fast, (K, K))
+    state.fast = known = _Learning()
+    operand = dict.fromkeys(problems, a) | {"ag": x}
+    with torch.no_grad():
+        for key, problem in problems.items():
+            rows = (problem.m,)
+            call = Call(problem.op, problem.m, (N,), K, torch.bfloat16, x.device, world, sizes=rows)
+            winner = Winner((problem,), *how[key], "sm90", ("",))
+            decision = Decision("fused", "the benchmark's", call.key, Cause.FUSED, winner)
+            launches = runs.run_of(fused, call, decision)
+            known.next = partial(launches.fast, (K, K))
+            ours[key](operand[key], w, group=group)
+            assert launches in [value.func.__self__ for value in known.values()]
+    assert len(known) == len(problems)
+    state.fast = dict(known)
     torch.cuda.synchronize()
 
     def in_turn(op: Callable[..., Any], x: torch.Tensor, count: int) -> Callable[[], Any]:
         order = itertools.cycle([(x.clone(), w.clone()) for _ in range(count)])
         return lambda: op(*next(order), group=group)
 
-    ag, rs, few, many = ops.all_gather_matmul, ops.matmul_reduce_scatter, 126, 200
+    ag, rs, few, many = ours["ag"], ours["rs"], 126, 200
     with torch.no_grad():
         turns = {
             "linear": lambda: torch.nn.functional.linear(a, w),
-            "ag fluxgen": lambda: ag(x, w, group=group),
-            "rs fluxgen": lambda: rs(a, w, group=group),
+            **{f"{k} fluxgen": partial(ours[k], operand[k], w, group=group) for k in problems},
             "ag turns": in_turn(ag, x, few),
             "rs turns": in_turn(rs, a, few),
         }
@@ -218,8 +249,8 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
             used = (free - torch.cuda.mem_get_info()[0]) / 2**20
             print(f"{key}: {used:.0f} MiB of the GPU's memory went to {few} graphs")
     found: dict[str, list[float]] = _time(turns, lambda: None)
-    for key in ("ag fluxgen", "rs fluxgen"):
-        found[f"{key}, on the GPU"] = _time_on_gpu(turns[key])
+    for key in problems:
+        found[f"{key}, on the GPU"] = _time_on_gpu(turns[f"{key} fluxgen"])
     with torch.no_grad():
         new = {"ag new": in_turn(ag, x, many), "rs new": in_turn(rs, a, many)}
     return found | _time(new, lambda: None)
@@ -245,7 +276,7 @@ def main() -> None:
                     {"all": list(range(world))}, world, Environment(database(records)), on_the_gpu
                 )
                 try:
-                    results = pool(_ranks)
+                    results = pool(_ranks, run.transport.pushes)
                 finally:
                     pool.close()
             for key in results[0]:

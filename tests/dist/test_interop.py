@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fluxgen import explain, interop
 from fluxgen.core.errors import UnsupportedError, UsageError
 from fluxgen.runtime import interop as inside
+from tests.dist.async_tp import check_layers
 from tests.dist.numbers import integers, raised, same
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(400)]
@@ -144,6 +145,23 @@ def _scatter_case(ops, name, rank, shape, dim, n, reduce_op, dtype):
 
 def test_matmul_reduce_scatter_is_torchs(ranks):
     ranks(_scatter_cases)
+
+
+def _layers(groups, rank):
+    del rank
+    group = groups["w4"]
+
+    def equal(got, want, what):
+        assert torch.equal(got, want), what
+
+    with installed(group), explain() as seen:
+        check_layers(group, integers, equal, 6, 10, 8)
+    # A gather, a scatter and a gather of each column-parallel layer, two of the row-parallel one.
+    assert len(seen.decisions) == 3 + 3 + 2
+
+
+def test_layers_that_call_torchs_names_train(ranks):
+    ranks(_layers)
 
 
 def _more_calls(groups, rank):

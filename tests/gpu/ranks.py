@@ -83,6 +83,19 @@ def shapes(tp: int) -> list[Record]:
     return out
 
 
+def trained(tp: int) -> list[Record]:
+    """What ``tests.dist.async_tp`` calls beside :func:`shapes`: two weights, and their gradients."""
+    rows, n, k = TRAINED
+    m = rows * tp
+    whole = replace(PUSH_ROWS, chunks=1)
+    return [
+        record(Problem(AG, m, 2 * n, k, tp), AG_NK, PUSH_ROWS),
+        record(Problem(RS_T, m, k, 2 * n, tp), RS_KN, STORE),
+        record(Problem(AG_T, k, n, m, tp), AG_KN, whole),
+        record(Problem(AG_T, k, 2 * n, m, tp), AG_KN, whole),
+    ]
+
+
 def hosted(records: Iterable[Record]) -> list[Record]:
     """The same over the host's memory, pulled and stored where they are pushed and drained."""
     other = {
@@ -96,6 +109,9 @@ def hosted(records: Iterable[Record]) -> list[Record]:
         out.append(record(each.problem, each.kernel, run, LinkKind.HOST))
     return out
 
+
+TRAINED = (72, 264, 136)
+"""Rows, n and k of the layers under Torch's names, of two ranks."""
 
 SIZES = [
     (1, 136, 72),
@@ -145,7 +161,7 @@ def pool(
     """``world`` ranks on this GPU; the group of all of them is ``groups["all"]``."""
     names = {"all": list(range(world)), **(groups or {})}
     sizes = {len(ranks) for ranks in names.values() if len(ranks) > 1}
-    records = [r for tp in sorted(sizes) for r in shapes(tp)]
+    records = [r for tp in sorted(sizes) for r in shapes(tp)] + trained(2)
     return Pool(names, world, environment or Environment(database(records)), on_the_gpu)
 
 

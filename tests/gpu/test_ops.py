@@ -16,10 +16,12 @@ from fluxgen.runtime.all_reduce import matmul_all_reduce  # noqa: E402
 from fluxgen.runtime.dispatch import Cause, explain, strict  # noqa: E402
 from fluxgen.runtime.groups import check_timeouts, reset, state_of  # noqa: E402
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter  # noqa: E402
+from tests.dist.async_tp import check_layers  # noqa: E402
 from tests.gpu.ranks import (  # noqa: E402
     FEW,
     FEW_NK,
     SIZES,
+    TRAINED,
     Environment,
     database,
     integers,
@@ -643,3 +645,22 @@ def _interop(groups, rank):
 
 def test_under_torchs_names(pools):
     pools(2)(_interop)
+
+
+def _trained(groups, rank):
+    """Layers that call Torch's names: every product of forward and backward is fused."""
+    from fluxgen import interop
+
+    del rank
+    group = groups["all"]
+    interop.install(group)
+    try:
+        with strict(), explain() as seen:
+            check_layers(group, integers, check, *TRAINED)
+    finally:
+        interop.uninstall()
+    assert [d.cause for d in seen.decisions] == [Cause.FUSED] * 8
+
+
+def test_layers_under_torchs_names_train(pools):
+    pools(2)(_trained)

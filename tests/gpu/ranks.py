@@ -84,7 +84,7 @@ def shapes(tp: int) -> list[Record]:
 
 
 def trained(tp: int) -> list[Record]:
-    """What ``tests.dist.async_tp`` calls beside :func:`shapes`: two weights, and their gradients."""
+    """What ``tests.dist.async_tp`` calls beside :func:`shapes`: of two weights, and gradients."""
     rows, n, k = TRAINED
     m = rows * tp
     whole = replace(PUSH_ROWS, chunks=1)

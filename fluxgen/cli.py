@@ -761,9 +761,11 @@ def report(
     trace: Annotated[
         Path | None, typer.Option(help="Also the drawn calls as a Perfetto trace.")
     ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also the speedups by m as a picture.")] = None,
 ) -> None:
     """One HTML page: speedups by m, how the searches went, the timeline of a fused call."""
     from fluxgen.report.page import page
+    from fluxgen.report.picture import speedup_svg
     from fluxgen.report.timeline import fused_timeline, perfetto, unfused_timeline
     from fluxgen.tune import searches
 
@@ -789,7 +791,9 @@ def report(
     _write(out, page(f"fluxgen on {topology.key}", records, found, timelines))
     if trace is not None:
         _write(trace, json.dumps(perfetto(timelines)))
-    for path in (out, trace):
+    if svg is not None:
+        _write(svg, speedup_svg(f"fluxgen on {topology.key}", records))
+    for path in (out, trace, svg):
         if path is not None:
             _say(f"wrote {path}")
 

@@ -21,6 +21,7 @@ from fluxgen.core.config import KernelConfig
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import BuildError, FluxgenError, StoreError
 from fluxgen.core.problem import Op, Signature
+from fluxgen.kernels.registry import ARCHS
 
 MANIFEST = "manifest.json"
 _MAX_BYTES = 4 << 20
@@ -88,7 +89,7 @@ def _entry(item: dict[str, Any]) -> Entry:
     fields["op"] = Op.parse(fields["op"])
     fields["dtype"] = DType.parse(fields["dtype"])
     fields["out_dtype"] = DType.parse(fields["out_dtype"])
-    if item["arch"] not in ("sm80", "sm86", "sm89", "sm90"):
+    if item["arch"] not in ARCHS:
         raise ValueError(f"arch {item['arch']!r}")
     return Entry(item["arch"], Signature(**fields), KernelConfig.from_dict(item["kernel"]))
 

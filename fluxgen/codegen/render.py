@@ -12,14 +12,11 @@ from pathlib import Path
 
 import jinja2
 
-from fluxgen.codegen import ampere
-from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import RenderError, UnsupportedError
 from fluxgen.core.problem import Op, Signature
 from fluxgen.core.settings import data_dir
-
-_EXTENDED_MMA_N = (144, 160, 224)
-"""Columns whose wgmma CUTLASS has only with its extended shapes (``mma_sm90.hpp``)."""
+from fluxgen.kernels.registry import ARCHS, family_of
 
 _OPS = {Op.AG_GEMM: "FLUXGEN_AG_GEMM", Op.GEMM_RS: "FLUXGEN_GEMM_RS"}
 
@@ -78,10 +75,10 @@ def render_kernel(
     Raises:
         UnsupportedError: no template for ``arch``. RenderError: see :func:`render_template`.
     """
-    if arch not in ("sm80", "sm86", "sm89", "sm90"):
-        raise UnsupportedError(f"arch {arch}: expected sm80, sm86, sm89 or sm90")
-    flat, hopper = kernel.schedule is Schedule.FLAT, arch == "sm90"
-    if not flat and (kernel.schedule in ampere.WARPS) is hopper:
+    if arch not in ARCHS:
+        raise UnsupportedError(f"arch {arch}: expected one of {', '.join(ARCHS)}")
+    family = family_of(arch, kernel.schedule)
+    if family is None:
         raise UnsupportedError(f"arch {arch}: has no schedule {kernel.schedule.value}")
     name = kernel_name(signature, arch, kernel)
     values: dict[str, object] = {
@@ -93,20 +90,9 @@ def render_kernel(
         "tile_n": kernel.tile_n,
         "tile_k": kernel.tile_k,
         "stages": kernel.stages,
+        **family.values(kernel),
     }
-    if flat:
-        template = "gemm_sm90_flat.cu.j2" if hopper else "gemm_sm80_flat.cu.j2"
-        return Rendered(name, render_template(template, values, root), arch)
-    if not hopper:
-        values["warps_m"], values["warps_n"] = ampere.warp_grid(kernel)
-        return Rendered(name, render_template("gemm_sm80.cu.j2", values, root), arch)
-    values |= {
-        "cluster_m": kernel.cluster_m,
-        "cluster_n": kernel.cluster_n,
-        "cooperative": "true" if kernel.schedule is Schedule.COOPERATIVE else "false",
-        "extended_mma": kernel.tile_n in _EXTENDED_MMA_N,
-    }
-    return Rendered(name, render_template("gemm_sm90.cu.j2", values, root), arch)
+    return Rendered(name, render_template(family.template, values, root), arch)
 
 
 def render_support(arch: str, root: Path | None = None) -> Rendered:

@@ -23,10 +23,6 @@ class Schedule(str, enum.Enum):
     (sm90) or a block's warps (sm80)."""
 
 
-SM80_FLAT_WARPS = 8
-"""Warps of a block of a flat sm80 kernel, over which it splits K (``sm80_flat.cuh``)."""
-
-
 class Transport(str, enum.Enum):
     """How bytes and flags move between ranks."""
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fluxgen.codegen.space import why_illegal
-from fluxgen.core.config import Schedule
 from fluxgen.core.errors import DatabaseError, UsageError
 from fluxgen.core.record import Record, Status
 from fluxgen.core.topology import GPUS, Gpu, Topology
 from fluxgen.db.codec import record_from_json, record_to_json_line
 from fluxgen.db.keys import split_topology, topology_of
 from fluxgen.db.packs import duplicates, misplaced, pack_files, scan_pack, sort_key
+from fluxgen.kernels.registry import FAMILIES
 
 
 def why_bad(record: Record, gpus: Mapping[str, Gpu] | None = None) -> str | None:
@@ -44,19 +44,10 @@ def _topologies(record: Record, gpus: Mapping[str, Gpu] | None) -> list[Topology
     name, *_ = split_topology(record.topology)
     if name in (gpus or {}) or name in GPUS:
         return [topology_of(record.topology, gpus)]
-    schedule = None if record.kernel is None else record.kernel.schedule
-    ccs = (90, 80) if schedule is None else _CCS.get(schedule, (90, 80))
-    sm_count = record.environment.sm_count
+    kernel, sm_count = record.kernel, record.environment.sm_count
+    archs = {f.archs[0] for f in FAMILIES if kernel is None or kernel.schedule in f.schedules}
+    ccs = sorted((int(arch.removeprefix("sm")) for arch in archs), reverse=True)
     return [topology_of(record.topology, sm_count=sm_count, cc=cc) for cc in ccs]
-
-
-_CCS = {
-    Schedule.PINGPONG: (90,),
-    Schedule.COOPERATIVE: (90,),
-    Schedule.MULTISTAGE_4: (80,),
-    Schedule.MULTISTAGE_8: (80,),
-}
-"""Architectures that have a schedule, where that is not all of them."""
 
 
 def why_slower(record: Record) -> str | None:

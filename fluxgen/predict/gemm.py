@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp
 
-from fluxgen.core.config import SM80_FLAT_WARPS, KernelConfig, Schedule
+from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.problem import ceil_div
 from fluxgen.core.topology import Gpu
 from fluxgen.predict import constants as c
@@ -217,18 +217,18 @@ def gemm_time(
 
 @lru_cache(maxsize=4096)
 def flat_gemm_time(
-    m: int, n: int, k: int, split: int, kernel: KernelConfig, gpu: Gpu, element: int = 2,
-    signal_us: float = 0.0,
+    m: int, n: int, k: int, split: int, depth: int, kernel: KernelConfig, gpu: Gpu,
+    element: int = 2, signal_us: float = 0.0,
 ) -> GemmTime:  # fmt: skip
     """Time of a flat kernel over all ``m`` tokens, K in ``split`` parts: loads, or the memory.
 
     Args:
+        depth: elements of K that a block takes in at a step.
         element: bytes of one element. signal_us: time from a stored tile to its signal.
     """
     grid = Grid(
         ceil_div(m, kernel.tile_m), ceil_div(n, kernel.tile_n), (1,), 1, gpu.sm_count // split
     )
-    depth = kernel.tile_k if gpu.cc == 90 else kernel.tile_k * SM80_FLAT_WARPS
     steps = ceil_div(ceil_div(k, depth), split)
     stage = (kernel.tile_m + kernel.tile_n) * depth * element
     flops = 2.0 * kernel.tile_m * kernel.tile_n * depth * steps

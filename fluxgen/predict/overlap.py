@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.record import Baseline
 from fluxgen.core.topology import LinkKind, Topology
+from fluxgen.kernels.registry import family_of
 from fluxgen.predict import constants as c
 from fluxgen.predict.gemm import GemmTime, Grid, flat_gemm_time, gemm_time, library_gemm_us
 from fluxgen.predict.link import (
@@ -91,10 +92,12 @@ def fused_gemm(
     """The GEMM of a fused call with all its data present; its slabs are those of ``run.span``."""
     span, element = run.span, problem.signature.dtype.bytes
     signal_us = c.SIGNAL_US if problem.op.scatters and problem.tp > 1 else 0.0
-    if kernel.schedule is Schedule.FLAT:
+    family = family_of(topology.gpu.arch, kernel.schedule)
+    if family is not None and family.whole:
         return flat_gemm_time(
-            problem.m, problem.n, problem.k, run.split, kernel, topology.gpu, element, signal_us
-        )
+            problem.m, problem.n, problem.k, run.split, family.step_depth(kernel), kernel,
+            topology.gpu, element, signal_us,
+        )  # fmt: skip
     groups = run.groups if span == 1 else tuple(ranks // span for ranks in run.groups)
     return gemm_time(
         problem.m_local * span, problem.n, problem.k, problem.tp // span, groups, run.panel, kernel,

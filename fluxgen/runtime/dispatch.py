@@ -23,7 +23,7 @@ from types import TracebackType
 
 import torch
 
-from fluxgen.codegen.space import TRANSPORTS, why_illegal
+from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import FluxgenError, UnsupportedError
@@ -31,6 +31,7 @@ from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.db.lookup import default_lookup
 from fluxgen.db.result import LookupResult
+from fluxgen.kernels.transports import TRANSPORTS
 from fluxgen.runtime import kernels
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.wiring import UNKNOWN, Wiring

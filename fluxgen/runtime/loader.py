@@ -12,10 +12,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from fluxgen.codegen import ampere
-from fluxgen.core.config import KernelConfig, Schedule
+from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import KernelError
 from fluxgen.core.problem import Signature
+from fluxgen.kernels.registry import with_schedule
 from fluxgen.runtime import abi
 
 _MESSAGE_BYTES = 512
@@ -96,33 +96,18 @@ class FusedKernel(Library):
                 f"{abi.ABI_VERSION}; run `fluxgen build` again",
                 status,
             )
-        flat = kernel.schedule is Schedule.FLAT  # of either architecture
-        found = (
-            self.info.op,
-            self.info.dtype,
-            self.info.b_transposed,
-            self.info.tile_m,
-            self.info.tile_n,
-            self.info.tile_k,
-            self.info.cluster_m,
-            self.info.cluster_n,
-            bool(self.info.cooperative),
-            self.info.warps,
-            bool(self.info.flat),
-        )
-        expected = (
-            abi.OPS[signature.op.compiled.value],
-            abi.DTYPES[signature.dtype.value],
-            abi.B_LAYOUTS[signature.b_layout],
-            kernel.tile_m,
-            kernel.tile_n,
-            kernel.tile_k,
-            kernel.cluster_m,
-            kernel.cluster_n,
-            kernel.schedule is Schedule.COOPERATIVE,
-            self.info.warps if flat else ampere.WARPS.get(kernel.schedule, 0),
-            flat,
-        )
+        expected = {
+            "op": abi.OPS[signature.op.compiled.value],
+            "dtype": abi.DTYPES[signature.dtype.value],
+            "b_transposed": abi.B_LAYOUTS[signature.b_layout],
+            "tile_m": kernel.tile_m,
+            "tile_n": kernel.tile_n,
+            "tile_k": kernel.tile_k,
+            "cluster_m": kernel.cluster_m,
+            "cluster_n": kernel.cluster_n,
+            **with_schedule(kernel.schedule).described(kernel),
+        }
+        found = {name: getattr(self.info, name) for name in expected}
         if found != expected or kernel.stages not in (0, self.info.stages):
             raise KernelError(f"{path}: holds kernel {found}, expected {expected}")
         self._launch = self._symbol("fluxgen_gemm_launch")

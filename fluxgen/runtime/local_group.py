@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from fluxgen.codegen.flat import MAX_PACKET_TOKENS
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem
+from fluxgen.kernels.flat import MAX_PACKET_TOKENS
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import copy_args, gemm_args, reduce_args, row_stride
 from fluxgen.runtime.loader import FusedKernel, SupportKernels

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from fluxgen.codegen.space import panel_limit
 from fluxgen.core.problem import Op, Problem
+from fluxgen.kernels.family import panel_limit
 from fluxgen.runtime import abi, dispatch, kernels
 from fluxgen.runtime.arguments import copy_args, gemm_args, reduce_args, row_stride
 from fluxgen.runtime.dispatch import Call, Decision, warn_once

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fluxgen.codegen.space import K_CHUNK_UNIT
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Op, Problem, ceil_div
+from fluxgen.kernels.slabs import K_CHUNK_UNIT
 from fluxgen.runtime import abi
 
 _ALIGN = 1024

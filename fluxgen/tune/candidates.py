@@ -12,17 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 
-from fluxgen.codegen.space import (
-    default_transport,
-    group_choices,
-    kernel_space,
-    run_space,
-    span_choices,
-    why_illegal,
-)
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
+from fluxgen.codegen.space import kernel_space, run_space, span_choices, why_illegal
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Gpu, Topology
+from fluxgen.kernels.registry import with_schedule
+from fluxgen.kernels.slabs import group_choices
+from fluxgen.kernels.transports import default_transport
 from fluxgen.predict import predict
 
 FINALISTS = 12
@@ -80,11 +76,11 @@ class Candidates:
 
     def spans(self, kernel: KernelConfig) -> tuple[int, ...]:
         """Spans with which ``kernel`` is legal: some tiles fit the slabs only with one."""
-        if kernel.schedule is Schedule.FLAT:
+        if with_schedule(kernel.schedule).whole:
             return tuple({run.span for run in run_space(self.problem, self.topology, kernel)})
         return tuple(
             span
-            for span in span_choices(self.problem, kernel)
+            for span in span_choices(self.problem, self.topology, kernel)
             if why_illegal(
                 self.problem, self.topology, kernel, RunConfig(transport=self._usual, span=span)
             )
@@ -103,8 +99,8 @@ class Candidates:
         do, and splits those of the smallest flat kernel; spans depend on the tile's rows in both
         directions, so they are those of any kernel.
         """
-        flat = [kernel for kernel in self.kernels if kernel.schedule is Schedule.FLAT]
-        others = [kernel for kernel in self.kernels if kernel.schedule is not Schedule.FLAT]
+        flat = [kernel for kernel in self.kernels if with_schedule(kernel.schedule).whole]
+        others = [kernel for kernel in self.kernels if kernel not in flat]
         loosest = [
             min(kernels, key=lambda k: (k.tile_m * k.cluster_m, k.tile_n * k.cluster_n, k))
             for kernels in (others, flat)
@@ -158,7 +154,7 @@ class Candidates:
         return dict(sorted(rough.items(), key=lambda item: item[1]))
 
     def _typical(self, kernel: KernelConfig) -> list[RunConfig]:
-        if kernel.schedule is Schedule.FLAT:
+        if with_schedule(kernel.schedule).whole:
             return list(self.ranked_runs(kernel))  # they are few
         transport = self._usual
         shapes = group_choices(self.problem.op, self.problem.tp)
@@ -210,7 +206,7 @@ class Candidates:
             cuts.append((axis, left))
             left = left - 1 if axis is ChunkAxis.K else left // 2
         cuts.append((ChunkAxis.M, 1))
-        if kernel.schedule is Schedule.FLAT:  # one group of whole slabs, in one order
+        if with_schedule(kernel.schedule).whole:  # one group of whole slabs, in one order
             groups, cuts = (self.problem.tp,), [(ChunkAxis.M, 1)]
         spans = dict.fromkeys((int(params["span"]), *self.spans(kernel)))
         split = int(params["split"])

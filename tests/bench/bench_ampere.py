@@ -29,10 +29,11 @@ from fluxgen.build.builder import build_all
 from fluxgen.build.compiler import Source
 from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_kernel, render_support
-from fluxgen.codegen.space import default_transport, why_illegal, why_illegal_kernel
+from fluxgen.codegen.space import why_illegal, why_illegal_kernel
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
+from fluxgen.kernels.transports import default_transport
 from fluxgen.runtime.kernels import fused_kernel, source_of
 
 TOPOLOGY = Topology.of("a100-sxm-80gb", "nvlink", 8)

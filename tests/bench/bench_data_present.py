@@ -29,11 +29,12 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import torch
 
-from fluxgen.codegen.flat import SPLITS
-from fluxgen.codegen.space import group_choices, span_choices, why_illegal
+from fluxgen.codegen.space import span_choices, why_illegal
 from fluxgen.core.config import ChunkAxis, RunConfig, Schedule, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
+from fluxgen.kernels.flat import SPLITS
+from fluxgen.kernels.slabs import group_choices
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import gemm_args
 from fluxgen.runtime.workspace import group_view, sizes
@@ -200,7 +201,7 @@ def candidates(problem: Problem, topology: Topology, full: bool):
         groupings = group_choices(problem.op, WORLD)
         for groups in groupings if full else groupings[:2]:
             for panel in (0, 1, 2, 4, 8):
-                for span in span_choices(problem, kernel.kernel):
+                for span in span_choices(problem, topology, kernel.kernel):
                     run = RunConfig(groups, panel, ChunkAxis.M, 1, 0, transport, span)
                     if why_illegal(problem, topology, kernel.kernel, run) is None:
                         yield kernel, run

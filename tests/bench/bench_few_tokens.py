@@ -27,11 +27,11 @@ from pathlib import Path
 
 import torch
 
-from fluxgen.codegen.flat import SPLITS
 from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import RunConfig, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology
+from fluxgen.kernels.flat import SPLITS
 from fluxgen.runtime.emulated_link import EmulatedLink
 from fluxgen.runtime.kernels import emulated_link
 from fluxgen.runtime.loader import FusedKernel

@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fluxgen.codegen.flat import MAX_PACKET_TOKENS, SPLITS  # noqa: E402
 from fluxgen.core.config import RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem, ceil_div  # noqa: E402
+from fluxgen.kernels.flat import MAX_PACKET_TOKENS, SPLITS  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
 from tests.gpu.kernels import first_of, kernel_names, load_kernel, load_support  # noqa: E402
 from tests.gpu.test_fused import (  # noqa: E402

@@ -9,14 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fluxgen.codegen.space import (  # noqa: E402
-    MAX_SPAN_ACCUMULATORS,
-    accumulator_registers,
-    epilogue_tile,
-)
 from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
 from fluxgen.core.errors import CommTimeout, KernelError  # noqa: E402
 from fluxgen.core.problem import Op, Problem  # noqa: E402
+from fluxgen.kernels.sm90 import MAX_SPAN_ACCUMULATORS, accumulator_registers, epilogue_tile  # noqa: E402
 from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
 from fluxgen.runtime.workspace import Sizes, sizes  # noqa: E402
 from tests.gpu import kernels  # noqa: E402

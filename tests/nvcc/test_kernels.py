@@ -13,12 +13,12 @@ from fluxgen.build.generated import Entry
 from fluxgen.build.store import Store
 from fluxgen.cli import main
 from fluxgen.codegen.render import render_kernel
-from fluxgen.codegen.space import stage_count
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError, StoreError
 from fluxgen.core.problem import Signature
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import parse_gpu
+from fluxgen.kernels.sm90 import stage_count
 from fluxgen.runtime import abi
 from fluxgen.runtime.kernels import fused_kernel, source_of, support_kernels
 from fluxgen.runtime.loader import FusedKernel

@@ -6,11 +6,11 @@ import pytest
 
 from fluxgen.build.generated import Entry
 from fluxgen.build.store import Store
-from fluxgen.codegen.flat import stage_count
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError
 from fluxgen.core.problem import Signature
 from fluxgen.core.topology import parse_gpu
+from fluxgen.kernels.sm90_flat import stage_count
 from fluxgen.runtime import abi
 from fluxgen.runtime.kernels import source_of
 from fluxgen.runtime.loader import FusedKernel

@@ -9,11 +9,11 @@ import pytest
 
 from fluxgen.build import toolchain
 from fluxgen.build.store import Store
-from fluxgen.codegen import ampere, ampere_flat
 from fluxgen.codegen.render import render_kernel
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError, ToolchainError
 from fluxgen.core.problem import Signature
+from fluxgen.kernels import sm80, sm80_flat
 from fluxgen.runtime import abi
 from fluxgen.runtime.kernels import source_of
 from fluxgen.runtime.loader import FusedKernel
@@ -46,7 +46,7 @@ def test_no_spills(built):
 def test_the_library_describes_itself(built):
     _, loaded, _ = built
     assert loaded.info.warps == 8
-    assert loaded.info.smem_bytes == ampere.shared_bytes(loaded.kernel)
+    assert loaded.info.smem_bytes == sm80.shared_bytes(loaded.kernel)
     other = KernelConfig(128, 128, 64, 1, 1, Schedule.MULTISTAGE_4, 3)
     with pytest.raises(KernelError, match="expected"):
         FusedKernel(loaded.path, loaded.signature, other)
@@ -82,7 +82,7 @@ def test_a_flat_kernel_does_not_spill_and_says_what_it_is(built_flat):
     assert (facts.spill_stores, facts.spill_loads, facts.stack) == (0, 0, 0)
     assert facts.registers <= 255
     assert (loaded.info.flat, loaded.info.warps) == (1, 8)
-    assert loaded.info.smem_bytes == ampere_flat.shared_bytes(loaded.kernel)
+    assert loaded.info.smem_bytes == sm80_flat.shared_bytes(loaded.kernel)
     with pytest.raises(KernelError, match="expected"):
         FusedKernel(loaded.path, loaded.signature, replace(loaded.kernel, tile_n=64))
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
+from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Op, Problem, ceil_div
 from fluxgen.core.topology import Topology
+from fluxgen.kernels.registry import with_schedule
 from fluxgen.predict.gemm import make_grid
 from fluxgen.predict.link import copy_arrivals, copy_order, store_rate, transfer_us
 from fluxgen.runtime.workspace import chunk_size
@@ -84,7 +85,7 @@ def departures(
     rate = store_rate(topology, run.transport)
     if run.transport is Transport.PEER_BROADCAST:
         return _broadcast(problem, topology, rate)
-    if kernel.schedule is Schedule.FLAT:  # its tiles come column by column
+    if with_schedule(kernel.schedule).whole:  # its tiles come column by column
         run = replace(run, panel=1)
     groups = run.groups or (problem.tp,)
     sms = run.sms or topology.gpu.sm_count

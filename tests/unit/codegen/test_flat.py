@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from fluxgen.codegen import flat
 from fluxgen.codegen.render import kernel_name, render_kernel
 from fluxgen.codegen.space import kernel_space, run_space, why_illegal, why_illegal_kernel
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology, parse_gpu
+from fluxgen.kernels import flat
 
 H200 = Topology.of("h200", "nvlink", 8)
 AG, RS, AR = (Signature.of(op) for op in ("ag_gemm", "gemm_rs", "gemm_ar"))

@@ -7,14 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxgen.codegen.space import (
-    CLUSTERS,
-    TILE_K,
-    TILE_M,
-    TILE_N,
-    group_choices,
     kernel_space,
     run_space,
-    stage_count,
     why_illegal,
     why_illegal_kernel,
     why_illegal_problem,
@@ -22,6 +16,8 @@ from fluxgen.codegen.space import (
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.problem import Op, Problem, Signature
 from fluxgen.core.topology import Topology, parse_gpu
+from fluxgen.kernels.slabs import group_choices
+from fluxgen.kernels.sm90 import CLUSTERS, TILE_K, TILE_M, TILE_N, stage_count
 
 H100 = parse_gpu("h100-sxm")
 AG, RS = Signature.of("ag_gemm"), Signature.of("gemm_rs")

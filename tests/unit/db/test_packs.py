@@ -221,7 +221,7 @@ def test_verify_finds_nothing_wrong_with_good_records():
         (record(run=RunConfig(groups=(3, 4))), "do not sum"),
         (record(run=RunConfig(sms=200)), "sms 200"),
         (record(run=RunConfig(chunks=0)), "chunks 0"),
-        (record(topology="l20-pcie-tp8"), "Hopper"),
+        (record(topology="l20-pcie-tp8"), "sm89 has no such kernels"),
         (record(topology="l20-nvlink-tp8"), "no NVLink"),
         (record(topology="a100-mig-1g.18gb-nvlink-tp8", run=RunConfig(sms=2000)), "sms 2000"),
         (record(time_us=151.0), "slower than the unfused path"),

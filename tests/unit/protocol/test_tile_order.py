@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluxgen.codegen.space import group_choices
 from fluxgen.core.problem import Op
+from fluxgen.kernels.slabs import group_choices
 from tests.unit.protocol.host import driver, walk
 
 AG, RS = 0, 1

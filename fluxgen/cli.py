@@ -34,7 +34,8 @@ from fluxgen.core.errors import (
     UnsupportedError,
     UsageError,
 )
-from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
+from fluxgen.core.op import Op
+from fluxgen.core.problem import MAX_WORLD, Problem, Signature, check_int
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import Gpu, LinkKind, Topology, parse_gpu
 

@@ -20,7 +20,8 @@ from fluxgen.codegen.render import Rendered, kernel_name, render_kernel, render_
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import BuildError, FluxgenError, StoreError
-from fluxgen.core.problem import Op, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Signature
 from fluxgen.kernels.registry import ARCHS
 
 MANIFEST = "manifest.json"

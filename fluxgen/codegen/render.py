@@ -14,11 +14,9 @@ import jinja2
 
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import RenderError, UnsupportedError
-from fluxgen.core.problem import Op, Signature
+from fluxgen.core.problem import Signature
 from fluxgen.core.settings import data_dir
 from fluxgen.kernels.registry import ARCHS, family_of
-
-_OPS = {Op.AG_GEMM: "FLUXGEN_AG_GEMM", Op.GEMM_RS: "FLUXGEN_GEMM_RS"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def render_kernel(
     name = kernel_name(signature, arch, kernel)
     values: dict[str, object] = {
         "name": name,
-        "op": _OPS[signature.op.compiled],
+        "op": f"FLUXGEN_{signature.op.compiled.value.upper()}",
         "element": signature.dtype.cutlass,
         "b_transposed": "true" if signature.b_layout == "kn" else "false",
         "tile_m": kernel.tile_m,

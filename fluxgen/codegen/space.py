@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fluxgen.core.config import KernelConfig, RunConfig
-from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature
+from fluxgen.core.problem import MAX_WORLD, Problem, Signature
 from fluxgen.core.topology import Gpu, Topology
 from fluxgen.kernels.family import Family
 from fluxgen.kernels.registry import families, family_of
@@ -53,7 +53,7 @@ def why_illegal_problem(problem: Problem) -> str | None:
     element_bytes = problem.signature.dtype.bytes
     if problem.m == 0 or problem.k == 0:
         return f"m={problem.m}, k={problem.k}: nothing to launch; a zero size is never launched"
-    if problem.m % problem.tp and problem.op is not Op.GEMM_AR:
+    if problem.m % problem.tp and not problem.op.shares:
         return f"m={problem.m} is not a multiple of tp={problem.tp}; pad m or use the unfused path"
     for name, value in (("n", problem.n), ("k", problem.k)):
         if value % TMA_ALIGN:

@@ -12,59 +12,18 @@ those of the *local* GEMM.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Any
 
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import UsageError
+from fluxgen.core.op import Op
 
 MAX_DIM = 2**31 - 1
 """Largest m, n or k: TMA coordinates are 32-bit (strides and offsets are 64-bit)."""
 
 MAX_WORLD = 16
 """Most ranks of one group: the peer table in the kernel's parameters has so many entries."""
-
-
-class Op(str, enum.Enum):
-    """The fused operations."""
-
-    AG_GEMM = "ag_gemm"
-    GEMM_RS = "gemm_rs"
-    GEMM_AR = "gemm_ar"
-    A2A_GEMM = "a2a_gemm"
-    GEMM_A2A = "gemm_a2a"
-
-    @property
-    def gathers(self) -> bool:
-        """Whether slabs of A come in before the GEMM; else slabs of D go out behind it."""
-        return self in (Op.AG_GEMM, Op.A2A_GEMM)
-
-    @property
-    def scatters(self) -> bool:
-        """Whether slabs of D go out behind the GEMM."""
-        return not self.gathers
-
-    @property
-    def compiled(self) -> Op:
-        """The op whose GEMM it runs: what follows, and who sends which rows, is not compiled in."""
-        return Op.AG_GEMM if self.gathers else Op.GEMM_RS
-
-    @classmethod
-    def parse(cls, text: str) -> Op:
-        """Read an op from text, with ``-`` or ``_``.
-
-        Raises:
-            UsageError: for an unknown op.
-        """
-        key = str(text).strip().lower().replace("-", "_")
-        aliases = {"ag": "ag_gemm", "rs": "gemm_rs", "ar": "gemm_ar"}
-        try:
-            return cls(aliases.get(key, key))
-        except ValueError:
-            raise UsageError(
-                f"op: expected one of {', '.join(o.value for o in cls)}; found {text!r}"
-            ) from None
 
 
 @dataclass(frozen=True, order=True)
@@ -174,6 +133,16 @@ class Problem:
         return self.signature.op
 
     @property
+    def rows_in(self) -> int:
+        """Rows of A that a rank passes."""
+        return self.m_local if self.op.replicates else self.m
+
+    @property
+    def rows_out(self) -> int:
+        """Rows of D that a rank gets."""
+        return self.m_local if self.op.reduces and not self.op.shares else self.m
+
+    @property
     def m_local(self) -> int:
         """Rows of one rank's slab, rounded up when tp does not divide m."""
         return ceil_div(self.m, self.tp)
@@ -190,7 +159,7 @@ class Problem:
         if self.op.gathers:
             whole = self.m * self.k * self.signature.dtype.bytes
         else:
-            shots = 2 if self.op is Op.GEMM_AR else 1
+            shots = 2 if self.op.shares else 1
             whole = shots * self.m * self.n * self.signature.out_dtype.bytes
         return whole * (self.tp - 1) / self.tp
 

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Baseline, Environment, Provenance, Record, Status
 from fluxgen.db.keys import split_topology
 

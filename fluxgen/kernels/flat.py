@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Problem
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.family import Family
 from fluxgen.kernels.transports import default_transport
@@ -22,13 +22,6 @@ MAX_PACKET_TOKENS = 64
 """Rows above which packets, at twice the bytes, are not tried: what they save is one flag's way."""
 SPLITS = (1, 2, 4, 8)
 """Parts of K worth trying: blocks of a cluster, of which any Hopper GPU holds eight."""
-
-_TRANSPORTS = {
-    Op.A2A_GEMM: (Transport.COPY_ENGINE_PUSH,),
-    Op.GEMM_RS: (Transport.PEER_STORE, Transport.PEER_PACKETS),
-    Op.GEMM_A2A: (Transport.PEER_STORE,),
-    Op.GEMM_AR: (Transport.PEER_BROADCAST, Transport.BROADCAST_PACKETS, Transport.PEER_STORE),
-}
 
 
 class FlatFamily(Family):
@@ -77,8 +70,13 @@ class FlatFamily(Family):
     ) -> Iterator[RunConfig]:
         """All transports and splits."""
         del kernel
-        usual = default_transport(problem.signature, topology.link)
-        carriers = _TRANSPORTS.get(problem.op, (usual, Transport.SM_COPY))
+        carriers: list[Transport]
+        if problem.op.gathers:
+            carriers = [default_transport(problem.signature, topology.link)]
+            carriers += [t for t in problem.op.transports if t is Transport.SM_COPY]
+        else:
+            carriers = [t for t in problem.op.transports if t is not Transport.COPY_ENGINE_DRAIN]
+            carriers.sort(key=lambda transport: not transport.in_one_shot)
         for moved, split in product(carriers, SPLITS):
             yield RunConfig((problem.tp,), transport=moved, span=problem.tp, split=split)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import product
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Op, Problem, ceil_div
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.family import Family, panel_limit
 from fluxgen.kernels.transports import default_transport
@@ -95,7 +96,7 @@ class SlabFamily(Family):
             cuts += [(ChunkAxis.K, chunks) for chunks in K_CHUNKS]
         for groups, panel, (axis, chunks), span in product(groupings, PANELS, cuts, spans):
             yield RunConfig(groups, panel, axis, chunks, 0, transport, span)
-        if problem.op is Op.AG_GEMM:
+        if problem.op.replicates:
             if topology.islands > 1:
                 for groups, panel, (axis, chunks) in product(groupings, (0, 4), cuts):
                     yield RunConfig(groups, panel, axis, chunks, 0, Transport.COPY_ENGINE_RING)

@@ -1,38 +1,20 @@
-"""Which transports carry which op over which link, whatever the kernel."""
+"""Whether a transport carries a problem over a link, whatever the kernel."""
 
 from __future__ import annotations
 
 from fluxgen.core.config import RunConfig, Transport
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import LinkKind, Topology
-
-AG_TRANSPORTS = (
-    Transport.COPY_ENGINE_PUSH, Transport.COPY_ENGINE_PULL, Transport.COPY_ENGINE_RING,
-    Transport.SM_COPY,
-)  # fmt: skip
-"""What carries ag_gemm."""
 
 HOST_TRANSPORTS = (
     Transport.COPY_ENGINE_PULL, Transport.SM_COPY, Transport.PEER_STORE, Transport.PEER_BROADCAST,
 )  # fmt: skip
 """What needs of the workspace, where that is host memory, no more than crosses the link anyway."""
 
-RS_TRANSPORTS = (Transport.PEER_STORE, Transport.COPY_ENGINE_DRAIN)
-"""What carries gemm_rs."""
-
-TRANSPORTS = {
-    Op.AG_GEMM: AG_TRANSPORTS,
-    Op.A2A_GEMM: (Transport.COPY_ENGINE_PUSH,),
-    Op.GEMM_RS: (*RS_TRANSPORTS, Transport.PEER_PACKETS),
-    Op.GEMM_AR: (*RS_TRANSPORTS, Transport.PEER_BROADCAST, Transport.BROADCAST_PACKETS),
-    Op.GEMM_A2A: RS_TRANSPORTS,
-}
-"""What carries each op."""
-
 
 def why_illegal_transport(problem: Problem, topology: Topology, run: RunConfig) -> str | None:
     """Why the transport of ``run`` cannot carry ``problem``, or None."""
-    carriers = TRANSPORTS[problem.op]
+    carriers = problem.op.transports
     if run.transport not in carriers:
         valid = " or ".join(transport.value for transport in carriers)
         return f"transport {run.transport.value} does not carry {problem.op.value}; use {valid}"
@@ -68,5 +50,5 @@ def default_transport(signature: Signature, link: LinkKind) -> Transport:
     if signature.op.scatters:
         drains = link is LinkKind.PCIE
         return Transport.COPY_ENGINE_DRAIN if drains else Transport.PEER_STORE
-    pulls = signature.op is Op.AG_GEMM and (signature.return_gathered or link.over_pcie)
+    pulls = signature.op.replicates and (signature.return_gathered or link.over_pcie)
     return Transport.COPY_ENGINE_PULL if pulls else Transport.COPY_ENGINE_PUSH

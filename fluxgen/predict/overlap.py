@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op, Problem, ceil_div
+from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.core.record import Baseline
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.kernels.registry import family_of
@@ -117,7 +117,7 @@ def predict_baseline(problem: Problem, topology: Topology) -> Prediction:
     element = problem.signature.dtype.bytes
     gemm = library_gemm_us(problem.m, problem.n, problem.k, topology.gpu, element)
     baseline, comm = Baseline.NCCL, nccl_us(problem.comm_bytes, topology)
-    if problem.op in (Op.GEMM_AR, Op.GEMM_RS):
+    if problem.op.reduces:
         partial = problem.m * problem.n * problem.signature.out_dtype.bytes
         one_shot = one_shot_us(partial, topology)
         if one_shot < comm:
@@ -235,7 +235,7 @@ def _scatter_timeline(
             gemm.wave_us + comm, gemm.wave_us * waves + burst, body * remote / grid.total
         )
     read = problem.tp * rows * out_bytes
-    moved = read + (read if problem.op is Op.GEMM_A2A else rows * out_bytes)
+    moved = read + (rows * out_bytes if problem.op.reduces else read)
     if run.transport.packed:  # they are emptied as they are read
         moved += read
     stream_us = moved / (topology.gpu.mem_gbs * c.REDUCE_RATE * 1e3)
@@ -254,7 +254,7 @@ def _scatter_timeline(
 
 def _second_shot_us(problem: Problem, topology: Topology, run: RunConfig) -> float:
     """gemm_ar in two shots: the reduced rows travel to every peer, and a kernel collects them."""
-    if problem.op is not Op.GEMM_AR or run.transport.in_one_shot:
+    if not problem.op.shares or run.transport.in_one_shot:
         return 0.0
     row_bytes = problem.signature.out_dtype.bytes * problem.n
     sent = transfer_us((problem.tp - 1) * problem.m_local * row_bytes, topology)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op
+from fluxgen.core.op import Op
 from fluxgen.runtime import dispatch, fallback, functional
 from fluxgen.runtime.autocast import any_autocast, cast
 from fluxgen.runtime.autograd import rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Problem
 from fluxgen.runtime import abi
 from fluxgen.runtime.workspace import chunk_size
 
@@ -61,9 +61,9 @@ def reduce_args(
     args.dtype = abi.DTYPES[problem.signature.dtype.value]
     args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
     args.packed = run.transport.packed
-    if problem.op is Op.GEMM_A2A:
+    if not problem.op.reduces:
         args.shares = abi.EXCHANGE
-    elif problem.op is Op.GEMM_AR:
+    elif problem.op.shares:
         args.shares = abi.TWO_SHOTS
         if run.transport.in_one_shot:
             args.rows, args.shares = problem.m, abi.ONE_SHOT

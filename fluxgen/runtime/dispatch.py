@@ -27,11 +27,11 @@ from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import FluxgenError, UnsupportedError
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.db.lookup import default_lookup
 from fluxgen.db.result import LookupResult
-from fluxgen.kernels.transports import TRANSPORTS
 from fluxgen.runtime import kernels
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.wiring import UNKNOWN, Wiring
@@ -289,10 +289,10 @@ def _why(call: Call) -> tuple[Cause, str, Winner | None]:
         return Cause.ONE_RANK, "one rank: a plain matmul, nothing to communicate", None
     if call.device.type != "cuda" or torch.version.cuda is None:
         return Cause.NO_GPU, f"no CUDA GPU: the tensors are on {call.device}", None
-    if call.op is not Op.GEMM_AR and call.sizes and call.sizes[call.cut] % call.tp:
+    if not call.op.shares and call.sizes and call.sizes[call.cut] % call.tp:
         reason = f"{call.tp} ranks do not divide {call.sizes[call.cut]} rows evenly"
         return Cause.UNEVEN, reason, None
-    if call.bias == "partial" and call.op is Op.GEMM_A2A:
+    if call.bias == "partial" and not call.op.reduces:
         return Cause.BIAS, "no kernel adds a bias before the rows are sent", None
     if call.bias == "partial":
         return Cause.BIAS, "no kernel adds a bias before the reduction (bias_mode='partial')", None
@@ -349,8 +349,8 @@ def _winner(
     if call.return_gathered and run.transport.pushes:
         # A near record's: peers push into the workspace, of which nothing is given away.
         run = replace(run, transport=Transport.COPY_ENGINE_PULL)
-    if run.transport not in TRANSPORTS[call.op]:  # an ag_gemm's, for an a2a_gemm
-        run = replace(run, transport=TRANSPORTS[call.op][0])
+    if run.transport not in call.op.transports:  # an ag_gemm's, for an a2a_gemm
+        run = replace(run, transport=call.op.transports[0])
     problems, artefacts = [], []
     for n, layout in zip(call.ns, call.layouts, strict=True):
         problem = Problem(replace(plain, b_layout=layout), call.m, n, call.k, call.tp)

@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 import fluxgen
 from fluxgen.core.errors import AgreementError, CaptureError, FluxgenError, UsageError
-from fluxgen.core.problem import Op
 from fluxgen.core.settings import Settings
 from fluxgen.runtime import abi, dispatch
 from fluxgen.runtime.agreement import Ledger, Statement
@@ -35,10 +34,6 @@ __all__ = ["Entry", "GroupState", "check_timeouts", "known_state", "reset", "sta
 MAX_ENTRIES = 16384
 """Kinds of calls of one group that are remembered; more start over and are compared again."""
 
-_COLLECTIVES = {
-    Op.AG_GEMM: "all_gather", Op.GEMM_RS: "reduce_scatter", Op.GEMM_AR: "all_reduce",
-    Op.A2A_GEMM: "all_to_all", Op.GEMM_A2A: "all_to_all",
-}  # fmt: skip
 _NEVER_FUSED = (Cause.NO_GPU, Cause.DTYPE, Cause.DEVICE, Cause.NOTHING_TO_DO)
 
 
@@ -216,7 +211,7 @@ class GroupState:
                 "run": str(winner.run.to_dict()),
                 "artefacts": ",".join(winner.artefacts),
             }
-        name = _COLLECTIVES[call.op]
+        name = call.op.collective
         agreed = self._ledger.settle(name, Statement(common, local, choice, decision.reason))
         if agreed and elsewhere:  # on all ranks, or they would not have agreed
             assert self.fused is not None

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem
 from fluxgen.kernels.flat import MAX_PACKET_TOKENS
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import copy_args, gemm_args, reduce_args, row_stride
@@ -116,7 +117,7 @@ class LocalGroup:
         """
         dtype = getattr(torch, problem.signature.dtype.torch_name)
         row_bytes = problem.k * dtype.itemsize
-        exchanges = problem.op is Op.A2A_GEMM
+        exchanges = problem.op.exchanges
         # Addresses of the own slabs, and from one peer's part of x to the next one's.
         own: list[int] = []
         step: list[int] = []

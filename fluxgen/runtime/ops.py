@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh
 
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op
+from fluxgen.core.op import Op
 from fluxgen.runtime import autograd, dispatch, fallback, functional
 from fluxgen.runtime.autocast import any_autocast, cast
 from fluxgen.runtime.checks import (

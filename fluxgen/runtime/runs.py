@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Problem
 from fluxgen.kernels.family import panel_limit
 from fluxgen.runtime import abi, dispatch, kernels
 from fluxgen.runtime.arguments import copy_args, gemm_args, reduce_args, row_stride
@@ -56,8 +56,7 @@ class _Run:
         self.dtype = call.dtype
         # Rows as the ranks cut them, and whether the operands' other dims come with them.
         self.plain = call.cut == 0
-        whole = call.op is not Op.GEMM_RS
-        rows = self.first.m if whole else self.first.m_local
+        rows = self.first.rows_out
         self._lead = (rows // math.prod(call.sizes[1:]), *call.sizes[1:]) if self.plain else (rows,)
         self._generation = -1
 
@@ -270,7 +269,7 @@ class GatherRun(_Run):
         self._begin.row_stride_bytes = strides[0] * ITEM
         if self._pushed is not None:
             self._pushed.row_stride_bytes = strides[0] * ITEM
-        if self.first.op is Op.A2A_GEMM:
+        if self.first.op.exchanges:
             assert self._pushed is not None
             self._pushed.x_step_bytes = self.first.m_local * strides[0] * ITEM
             self._own = self._rank * self._pushed.x_step_bytes

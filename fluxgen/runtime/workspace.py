@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op, Problem, ceil_div
+from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.kernels.slabs import K_CHUNK_UNIT
 from fluxgen.runtime import abi
 
@@ -91,7 +91,7 @@ def sizes(problem: Problem, *transports: Transport) -> Sizes:
     """
     if problem.op.scatters:
         row = problem.n * problem.signature.out_dtype.bytes
-        shares = problem.op is Op.GEMM_AR
+        shares = problem.op.shares
         whole = aligned(problem.tp * problem.m_local * row)
         every = aligned(problem.tp * problem.m * row)  # rows of every rank's, of one shot
         needed = Sizes()

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fluxgen.core.errors import ModelConfigError
-from fluxgen.core.problem import MAX_DIM, Op, ceil_div
+from fluxgen.core.op import Op
+from fluxgen.core.problem import MAX_DIM, ceil_div
 from fluxgen.shapes.architecture import ModelDims, model_dims
 from fluxgen.shapes.attention import Attention
 from fluxgen.shapes.mixers import Mixer
@@ -136,7 +137,7 @@ def analyse(
                 f"found {gemm.n} x {gemm.k}"
             )
     notes, warnings = list(dims.notes), list(dims.warnings)
-    if any(gemm.bias and gemm.op is Op.GEMM_RS for gemm in found):
+    if any(gemm.bias and gemm.op is not None and gemm.op.reduces for gemm in found):
         notes.append("the bias of o or down/fc2 is added once, after the reduction")
     if dims.quantization is not None:
         warnings.append(

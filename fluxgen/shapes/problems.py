@@ -10,7 +10,8 @@ from typing import Any
 
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import MAX_WORLD, Op, Problem, Signature, check_int
+from fluxgen.core.op import Op
+from fluxgen.core.problem import MAX_WORLD, Problem, Signature, check_int
 from fluxgen.shapes.architecture import ModelDims
 from fluxgen.shapes.gemms import LayerGemm, ModelGemms, analyse
 from fluxgen.shapes.reader import RawConfig
@@ -154,8 +155,8 @@ def _count(
             posed = [(forward, gemm.name)]
             if training:
                 posed.append((backward(forward), f"{gemm.name}.backward"))
-            if gemm.op is Op.GEMM_RS:  # the same layer without sequence parallelism
-                shared = Problem(Signature.of(Op.GEMM_AR, dtype), m, gemm.n, gemm.k, tp)
+            if gemm.op.alone is not None:  # the same layer without sequence parallelism
+                shared = Problem(Signature.of(gemm.op.alone, dtype), m, gemm.n, gemm.k, tp)
                 posed.append((shared, gemm.name))
             for problem, name in posed:
                 if problem.op in ops:
@@ -180,8 +181,8 @@ def backward(problem: Problem) -> Problem:
     dX (m/tp, k) of an ag_gemm reduces dY (m, n) times W (n, k); dX (m, k) of a gemm_rs gathers dY
     (m/tp, n) and multiplies it with W (n, k). Either way W is the (k, n) operand "kn".
     """
-    other = Op.GEMM_RS if problem.op is Op.AG_GEMM else Op.AG_GEMM
-    signature = replace(problem.signature, op=other, b_layout="kn")
+    assert problem.op.backward is not None
+    signature = replace(problem.signature, op=problem.op.backward, b_layout="kn")
     return Problem(signature, problem.m, problem.k, problem.n, problem.tp)
 
 

@@ -14,7 +14,7 @@ from itertools import product
 
 from fluxgen.codegen.space import kernel_space, run_space, span_choices, why_illegal
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Gpu, Topology
 from fluxgen.kernels.registry import with_schedule
 from fluxgen.kernels.slabs import group_choices
@@ -166,11 +166,8 @@ class Candidates:
                 shapes, (0, 4), cuts, (transport, *ring), self.spans(kernel)
             )
         ]
-        if self.problem.op is Op.AG_GEMM:
-            whole = (self.problem.tp,)
-            runs += [
-                RunConfig(whole, transport=Transport.SM_COPY, span=s) for s in self.spans(kernel)
-            ]
+        whole = (self.problem.tp,)
+        runs += [RunConfig(whole, transport=Transport.SM_COPY, span=s) for s in self.spans(kernel)]
         return [r for r in runs if why_illegal(self.problem, self.topology, kernel, r) is None]
 
     def _predict(self, kernel: KernelConfig, run: RunConfig) -> float:

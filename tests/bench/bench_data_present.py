@@ -31,7 +31,8 @@ import torch
 
 from fluxgen.codegen.space import span_choices, why_illegal
 from fluxgen.core.config import ChunkAxis, RunConfig, Schedule, Transport
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.flat import SPLITS
 from fluxgen.kernels.slabs import group_choices

@@ -29,7 +29,8 @@ import torch
 
 from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import RunConfig, Transport
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.flat import SPLITS
 from fluxgen.runtime.emulated_link import EmulatedLink

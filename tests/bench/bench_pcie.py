@@ -24,7 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from tests.bench.bench_search import Recorded, compiled
 from tests.bench.bench_side_by_side import quartiles

@@ -29,7 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 
 # Before CUDA starts: streams that share a queue would wait for each other.

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.predict import constants, predict
 from fluxgen.predict.gemm import library_gemm_us

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi, dispatch, fused, groups, kernels, mapped, runs
 from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner

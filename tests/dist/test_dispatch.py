@@ -13,7 +13,8 @@ import torch
 
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.errors import UnsupportedError
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Provenance, Record
 from fluxgen.core.topology import Topology, parse_gpu
 from fluxgen.db.database import Database

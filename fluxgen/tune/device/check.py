@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from fluxgen.core.config import RunConfig
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Problem
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.local_group import LocalGroup
 
@@ -34,7 +34,7 @@ def evened(problem: Problem) -> Problem:
 
     An all-reduce has no slabs that need to be even.
     """
-    if problem.op is Op.GEMM_AR:
+    if problem.op.shares:
         return problem
     return replace(problem, m=problem.m_local * problem.tp)
 
@@ -68,19 +68,18 @@ class Operands:
             weight = make(problem.k, problem.n).t()
         else:
             weight = make(problem.n, problem.k)
-        rows = problem.m_local if problem.op is Op.AG_GEMM else problem.m
-        return cls(tuple(make(rows, problem.k) for _ in range(problem.tp)), weight)
+        return cls(tuple(make(problem.rows_in, problem.k) for _ in range(problem.tp)), weight)
 
     def expected(self, problem: Problem) -> list[torch.Tensor]:
         """What each rank must hold, bit for bit, rounded where the kernel rounds."""
-        if problem.op is Op.AG_GEMM:
+        if problem.op.gathers:
             return [matmul(torch.cat(self.left), self.weight)] * problem.tp
         partials = [matmul(a, self.weight).float() for a in self.left]
         total = partials[0]
         for other in partials[1:]:
             total += other
         rounded = total.to(self.weight.dtype)
-        if problem.op is Op.GEMM_AR:
+        if problem.op.shares:
             return [rounded] * problem.tp
         return list(rounded.chunk(problem.tp))
 
@@ -103,9 +102,10 @@ def wrong(
     calls = []
     for _ in range(2):
         operands = Operands.of(even)
-        rows = even.m_local if even.op is Op.GEMM_RS else even.m
         outs = [
-            torch.full((rows, even.n), float("nan"), device="cuda", dtype=operands.weight.dtype)
+            torch.full(
+                (even.rows_out, even.n), float("nan"), device="cuda", dtype=operands.weight.dtype
+            )
             for _ in range(even.tp)
         ]
         calls.append((operands, outs))

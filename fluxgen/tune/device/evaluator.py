@@ -27,7 +27,7 @@ from fluxgen.core.errors import (
     StoreError,
     UsageError,
 )
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Problem
 from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Gpu, LinkKind, Topology
 from fluxgen.predict.constants import COPY_US
@@ -48,10 +48,6 @@ METHOD_VERSION = 6
 FEW_TOKENS = 512
 """Below so many rows the way of each flag to the host and back, about 20 us, would be most of what
 is measured: nothing of the link is imitated there, its time is added in full."""
-
-_MEASURED = (Op.AG_GEMM, Op.GEMM_RS, Op.GEMM_AR)
-_OVER_PCIE = (Op.AG_GEMM, Op.GEMM_RS)
-"""Ops whose peers are imitated, and those for which pinned host memory stands in."""
 
 FINISH_S = 20.0
 """No round of timings takes this long."""
@@ -193,7 +189,7 @@ class DeviceEvaluator:
             # Streams may wait for flags that nobody raises any more: the next candidate gets
             # another process.
             _end(error)
-        if self._check and problem.op is Op.AG_GEMM and not torch.equal(out, bench.want):
+        if self._check and problem.op.gathers and not torch.equal(out, bench.want):
             return Measurement.failure(self.provenance, "wrong result in the call that was timed")
         fused = timings["fused"]
         fused_us = fused.median_us + added_us
@@ -208,10 +204,10 @@ class DeviceEvaluator:
             self._drop()
             even = evened(problem)
             operands = Operands.of(even)
-            left = torch.cat(operands.left) if problem.op is Op.AG_GEMM else operands.left[0]
+            left = torch.cat(operands.left) if problem.op.gathers else operands.left[0]
             partial = matmul(left, operands.weight)
             rank = self._rank(even, topology, left)
-            want = partial[: even.m_local].contiguous() if problem.op is Op.GEMM_RS else partial
+            want = partial[: even.rows_out].contiguous()
             library = torch.empty_like(partial)
             bench = _Bench(problem, rank, topology, left, operands.weight, want, library)
             self._bench = bench
@@ -220,7 +216,8 @@ class DeviceEvaluator:
 
     def _rank(self, problem: Problem, topology: Topology, left: torch.Tensor) -> OneRank | OverPcie:
         over_pcie = topology.link.over_pcie
-        if problem.op not in (_OVER_PCIE if over_pcie else _MEASURED):
+        # Imitated peers exchange no rows, and pinned host memory stands in for one slab of each.
+        if problem.op.exchanges or (over_pcie and problem.op.shares):
             raise UsageError(
                 f"{problem.key}: {problem.op.value} is not measured over {topology.link.value} "
                 "yet; use --evaluator predict, or the records of "
@@ -228,7 +225,7 @@ class DeviceEvaluator:
             )
         if over_pcie:
             over = OverPcie(problem, self._support, topology.link is LinkKind.HOST)
-            if problem.op is Op.AG_GEMM:
+            if problem.op.gathers:
                 over.stage(left)
             return over
         rank = OneRank(problem, topology, self._support, self._link)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from fluxgen.core.config import RunConfig, Transport
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Problem
 from fluxgen.runtime import abi
 from fluxgen.runtime.arguments import copy_args
 from fluxgen.runtime.loader import FusedKernel, SupportKernels
@@ -38,24 +38,24 @@ class OverPcie(Alone):
         timeout_s: float = 5.0,
     ) -> None:  # fmt: skip
         rs = [Transport.PEER_STORE, *[Transport.COPY_ENGINE_DRAIN] * (not in_host)]
-        parts = sizes(problem, *(rs if problem.op is Op.GEMM_RS else [Transport.COPY_ENGINE_PULL]))
+        parts = sizes(problem, *(rs if problem.op.scatters else [Transport.COPY_ENGINE_PULL]))
         super().__init__(problem, support, parts, timeout_s, in_host)
         item = problem.signature.dtype.bytes
         self._moves = problem.tp > 1
         # A slab that comes in and one that goes out, of every peer: they share memory where what
         # they hold does not matter.
-        columns = problem.k if problem.op is Op.AG_GEMM else problem.n
+        columns = problem.k if problem.op.gathers else problem.n
         slab = problem.m_local * columns * item
         self._peers = [
             torch.zeros(parts.gathered_offset + slab, dtype=torch.uint8, pin_memory=True)
-            for _ in range(1, problem.tp if problem.op is Op.AG_GEMM else min(problem.tp, 2))
+            for _ in range(1, problem.tp if problem.op.gathers else min(problem.tp, 2))
         ]  # fmt: skip
         for peer in range(1, problem.tp):
             self.group.peers[peer] = self._peers[(peer - 1) % len(self._peers)].data_ptr()
         self._host = torch.zeros(slab, dtype=torch.uint8, pin_memory=True)
         self._slab = torch.zeros(slab, dtype=torch.uint8, device="cuda")
         self._gathered = torch.zeros(
-            problem.m if problem.op is Op.AG_GEMM else 0, problem.k, dtype=self.dtype, device="cuda"
+            problem.m if problem.op.gathers else 0, problem.k, dtype=self.dtype, device="cuda"
         )
         self._traffic = torch.cuda.Stream()
         self._sides = [torch.cuda.Stream(priority=-1) for _ in range(3)]
@@ -81,7 +81,7 @@ class OverPcie(Alone):
             left: ag_gemm: the whole x (m, k), of which the peers get theirs; gemm_rs: (m, k).
             weight: (n, k). out: (m, n), or (m / tp, n).
         """
-        make = self._gather if self.problem.op is Op.AG_GEMM else self._scatter
+        make = self._gather if self.problem.op.gathers else self._scatter
         return make(kernel, run, left, weight, out)
 
     def stage(self, left: torch.Tensor) -> None:
@@ -93,7 +93,7 @@ class OverPcie(Alone):
 
     def unfused(self, left: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Queue:
         """The same bytes by plain copies, before cuBLAS (ag_gemm) or after it (gemm_rs)."""
-        gathers, tp = self.problem.op is Op.AG_GEMM, self.problem.tp
+        gathers, tp = self.problem.op.gathers, self.problem.tp
 
         def queue() -> None:
             self._peers_traffic()
@@ -137,7 +137,7 @@ class OverPcie(Alone):
     def _copy_slabs(self, out: torch.Tensor) -> None:
         """Every remote slab by one plain copy, between the same places as in a fused call: out of
         its peer into the gathered matrix, or out of ``out`` to its owner."""
-        gathers, tp = self.problem.op is Op.AG_GEMM, self.problem.tp
+        gathers, tp = self.problem.op.gathers, self.problem.tp
         for i, slab in enumerate((self._gathered if gathers else out).chunk(tp)[1:]):
             data = slab.view(torch.uint8).flatten()
             peer = self._peers[i % len(self._peers)][abi.DATA_OFFSET :][: data.numel()]
@@ -156,7 +156,7 @@ class OverPcie(Alone):
         self._traffic.wait_event(self._began)
         with torch.cuda.stream(self._traffic):
             for _ in range(1, self.problem.tp):
-                if self.problem.op is Op.AG_GEMM:
+                if self.problem.op.gathers:
                     self._host.copy_(self._slab, non_blocking=True)
                 else:
                     self._slab.copy_(self._host, non_blocking=True)

@@ -17,7 +17,7 @@ import torch
 
 from fluxgen.core.config import RunConfig, Transport
 from fluxgen.core.errors import KernelError
-from fluxgen.core.problem import Op, Problem
+from fluxgen.core.problem import Problem
 from fluxgen.core.topology import Topology
 from fluxgen.runtime import abi
 from fluxgen.runtime.emulated_link import Departure, EmulatedLink
@@ -86,7 +86,7 @@ class OneRank(Alone):
                 would put them; else (m, k). weight: (n, k). out: (m, n), of a gemm_rs (m / tp, n).
             present: the flags are up, see :meth:`present`; nothing is scheduled.
         """
-        make = self._gather if self.problem.op is Op.AG_GEMM else self._scatter
+        make = self._gather if self.problem.op.gathers else self._scatter
         before, queue = make(kernel, run, left, weight, out, present)
         if self.problem.op.scatters:
             self._load(queue)

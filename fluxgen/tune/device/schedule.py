@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
-from fluxgen.core.problem import Op, Problem, ceil_div
+from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.registry import with_schedule
 from fluxgen.predict.gemm import make_grid
@@ -122,7 +122,7 @@ def unhidden_us(
     rate, item = store_rate(topology, run.transport), problem.signature.out_dtype.bytes
     rows = problem.m if run.transport.in_one_shot else problem.m_local
     sent = (problem.tp - 1) * rows * problem.n * item * run.transport.bytes_each
-    shots = 1 if problem.op is not Op.GEMM_AR or run.transport.in_one_shot else 2
+    shots = 1 if not problem.op.shares or run.transport.in_one_shot else 2
     return shots * (topology.latency_us + transfer_us(sent, topology, rate))
 
 
@@ -131,7 +131,7 @@ def second_shot(problem: Problem, topology: Topology, run: RunConfig) -> list[De
 
     The reduction pushes faster than the link sends.
     """
-    if problem.op is not Op.GEMM_AR or run.transport.in_one_shot:
+    if not problem.op.shares or run.transport.in_one_shot:
         return []
     slab = problem.m_local * problem.n * problem.signature.out_dtype.bytes
     busy_us = transfer_us(slab, topology, store_rate(topology, run.transport))
@@ -197,7 +197,7 @@ def unfused_us(problem: Problem, topology: Topology) -> float:
     if problem.tp == 1:
         return 0.0
     in_two = transfer_us(problem.comm_bytes, topology)
-    if problem.op is not Op.GEMM_AR:
+    if not problem.op.shares:
         return topology.latency_us + in_two
     in_one = in_two * problem.tp / 2
     return topology.latency_us + min(in_one, topology.latency_us + in_two)

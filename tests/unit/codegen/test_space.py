@@ -14,7 +14,8 @@ from fluxgen.codegen.space import (
     why_illegal_problem,
 )
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology, parse_gpu
 from fluxgen.kernels.slabs import group_choices
 from fluxgen.kernels.sm90 import CLUSTERS, TILE_K, TILE_M, TILE_N, stage_count

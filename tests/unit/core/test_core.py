@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import CommTimeout, UsageError
-from fluxgen.core.problem import MAX_DIM, Op, Problem, Signature, ceil_div
+from fluxgen.core.op import Op
+from fluxgen.core.problem import MAX_DIM, Problem, Signature, ceil_div
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import GPUS, Gpu, LinkKind, Topology, normalise_name, parse_gpu
 from fluxgen.db.keys import split_topology, topology_of

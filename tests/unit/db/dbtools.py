@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.dtypes import DType
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Environment, Provenance, Record
 from fluxgen.core.topology import Topology
 

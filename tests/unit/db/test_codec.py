@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import FluxgenError, UsageError
-from fluxgen.core.problem import MAX_DIM, Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import MAX_DIM, Problem, Signature
 from fluxgen.core.record import Baseline, Environment, Provenance, Record, Status
 from fluxgen.db.codec import record_from_dict, record_from_json, record_to_json_line
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.errors import DatabaseError, FluxgenError
-from fluxgen.core.problem import Op, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Signature
 from fluxgen.core.record import Environment, Provenance, Status
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import Gpu

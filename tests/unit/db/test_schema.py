@@ -12,7 +12,8 @@ from dbtools import AG, KERNEL, baseline, record
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import MAX_WORLD, Op, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import MAX_WORLD, Signature
 from fluxgen.core.record import Environment, Provenance, Record, Status
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import MAX_ISLANDS, LinkKind

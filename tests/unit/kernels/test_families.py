@@ -47,6 +47,24 @@ def test_families_that_share_a_schedule_describe_themselves_alike():
             assert one.described(kernel) == other.described(kernel)
 
 
+def asked(question, allowed):
+    """Lines of the package that match, by module, but for those of ``allowed`` modules."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(PACKAGE))
+        if not name.startswith(tuple(allowed)):
+            lines = [
+                line.strip() for line in path.read_text().splitlines() if question.search(line)
+            ]
+            found |= {name: lines} if lines else {}
+    return found
+
+
+def test_no_other_module_asks_which_op_it_is():
+    asks = re.compile(r"\bis (not )?Op\.|[!=]= Op\.|\bin \(?Op\.|\{\s*Op\.|^\s+Op\.[A-Z_0-9]+:")
+    assert not asked(asks, ("core/op.py", "runtime/all_to_all.py"))
+
+
 def test_no_other_module_draws_conclusions_from_a_schedule_or_an_architecture():
     asks = re.compile(r"\bSchedule\.[A-Z]|\bcc\s*([<>!=]=|<|>)|arch\s*[!=]=\s*\"sm")
     allowed = {
@@ -56,12 +74,4 @@ def test_no_other_module_draws_conclusions_from_a_schedule_or_an_architecture():
         "predict/gemm.py",  # a ping-pong kernel hides its epilogue
         "runtime/device.py",  # compares a GPU with its preset
     }
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = str(path.relative_to(PACKAGE))
-        if name.startswith("kernels/") or name in allowed:
-            continue
-        lines = [line.strip() for line in path.read_text().splitlines() if asks.search(line)]
-        if lines:
-            found[name] = lines
-    assert not found
+    assert not asked(asks, ("kernels/", *allowed))

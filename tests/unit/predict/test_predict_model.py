@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fluxgen.codegen.space import kernel_space, run_space, why_illegal
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Baseline, Provenance, Record
 from fluxgen.core.topology import GPUS, Topology
 from fluxgen.predict import Prediction, predict, predict_baseline, predict_step

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluxgen.core.problem import Op
+from fluxgen.core.op import Op
 from fluxgen.kernels.slabs import group_choices
 from tests.unit.protocol.host import driver, walk
 

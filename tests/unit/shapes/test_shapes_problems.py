@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.shapes import counted_problems
 from fluxgen.shapes.problems import backward
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fluxgen.core.errors import ModelConfigError, ShardingError, UnsupportedError, UsageError
-from fluxgen.core.problem import Op
+from fluxgen.core.op import Op
 from fluxgen.shapes import (
     analyse,
     load_config,

@@ -9,7 +9,8 @@ import pytest
 
 from fluxgen.core.dtypes import DType
 from fluxgen.core.errors import ModelConfigError, ShardingError, UsageError
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.shapes import (
     counted_problems,
     load_config,

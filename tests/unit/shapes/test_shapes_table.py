@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from fluxgen.core.errors import ShardingError
-from fluxgen.core.problem import Op
+from fluxgen.core.op import Op
 from fluxgen.shapes import analyse, model_dims, model_gemms, preset_names, valid_tp
 
 # name | hidden | ffn width | heads/kv/head_dim | gated | bias qkv/o/mlp | vocab | valid tp among

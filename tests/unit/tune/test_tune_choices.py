@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fluxgen.codegen.space import why_illegal
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
-from fluxgen.core.problem import Op, Problem, Signature
+from fluxgen.core.op import Op
+from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Provenance
 from fluxgen.core.topology import GPUS, Topology
 from fluxgen.runtime.device import Device

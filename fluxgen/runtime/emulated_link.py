@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fluxgen.core.errors import KernelError
-from fluxgen.runtime import abi
-from fluxgen.runtime.loader import ErrorText, Library
+from fluxgen.native import abi
+from fluxgen.native.loader import ErrorText, Library
 
 __all__ = ["Departure", "EmulatedLink", "LinkFigures"]
 

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 import torch
 
 from fluxgen.core.errors import CommTimeout
+from fluxgen.native.loader import CallGraphs, ErrorText
+from fluxgen.native.workspace import Sizes, aligned, sizes
 from fluxgen.runtime import kernels
 from fluxgen.runtime.dispatch import Winner
 from fluxgen.runtime.hosted import HostPart
-from fluxgen.runtime.loader import CallGraphs, ErrorText
 from fluxgen.runtime.mapped import Workspace
 from fluxgen.runtime.symmetric import SymmetricPart
-from fluxgen.runtime.workspace import Sizes, aligned, sizes
 
 __all__ = ["ITEM", "Fused", "Queue"]
 

@@ -20,7 +20,8 @@ import torch.distributed as dist
 import fluxgen
 from fluxgen.core.errors import AgreementError, CaptureError, FluxgenError, UsageError
 from fluxgen.core.settings import Settings
-from fluxgen.runtime import abi, dispatch
+from fluxgen.native import abi
+from fluxgen.runtime import dispatch
 from fluxgen.runtime.agreement import Ledger, Statement
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.dispatch import Call, Cause, Decision

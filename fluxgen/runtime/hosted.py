@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import MachineError
+from fluxgen.native.workspace import Sizes
 from fluxgen.runtime.mapped import Workspace
-from fluxgen.runtime.workspace import Sizes
 
 __all__ = ["HostPart", "SharedFile"]
 

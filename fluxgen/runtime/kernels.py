@@ -20,9 +20,9 @@ from fluxgen.codegen.render import (
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import StoreError
 from fluxgen.core.problem import Signature
-from fluxgen.runtime import abi
+from fluxgen.native import abi
+from fluxgen.native.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.emulated_link import EmulatedLink
-from fluxgen.runtime.loader import FusedKernel, SupportKernels
 
 
 def source_of(rendered: Rendered) -> Source:

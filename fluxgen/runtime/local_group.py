@@ -21,11 +21,11 @@ from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem
 from fluxgen.kernels.flat import MAX_PACKET_TOKENS
-from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import copy_args, gemm_args, reduce_args, row_stride
-from fluxgen.runtime.loader import FusedKernel, SupportKernels
+from fluxgen.native import abi
+from fluxgen.native.arguments import copy_args, gemm_args, reduce_args, row_stride
+from fluxgen.native.loader import FusedKernel, SupportKernels
+from fluxgen.native.workspace import Sizes, group_view, sizes
 from fluxgen.runtime.mapped import zeroed
-from fluxgen.runtime.workspace import Sizes, group_view, sizes
 
 HARDWARE_QUEUES = 32
 """Streams that never wait for each other, with ``CUDA_DEVICE_MAX_CONNECTIONS=32``."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fluxgen.core.errors import CommTimeout
-from fluxgen.runtime import abi
-from fluxgen.runtime.workspace import Sizes, group_view
+from fluxgen.native import abi
+from fluxgen.native.workspace import Sizes, group_view
 
 __all__ = ["Workspace", "zeroed"]
 

@@ -22,11 +22,12 @@ import torch
 
 from fluxgen.core.problem import Problem
 from fluxgen.kernels.family import panel_limit
-from fluxgen.runtime import abi, dispatch, kernels
-from fluxgen.runtime.arguments import copy_args, gemm_args, reduce_args, row_stride
+from fluxgen.native import abi
+from fluxgen.native.arguments import copy_args, gemm_args, reduce_args, row_stride
+from fluxgen.native.loader import FusedKernel
+from fluxgen.runtime import dispatch, kernels
 from fluxgen.runtime.dispatch import Call, Decision, warn_once
 from fluxgen.runtime.fused import ITEM, Fused
-from fluxgen.runtime.loader import FusedKernel
 from fluxgen.runtime.mapped import Workspace
 
 __all__ = ["GRAPHS", "GatherRun", "ScatterRun", "layout_of", "run_of"]

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from fluxgen.native.workspace import Sizes
 from fluxgen.runtime.mapped import Workspace
-from fluxgen.runtime.workspace import Sizes
 
 __all__ = ["SymmetricPart"]
 

@@ -36,9 +36,9 @@ from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.flat import SPLITS
 from fluxgen.kernels.slabs import group_choices
-from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import gemm_args
-from fluxgen.runtime.workspace import group_view, sizes
+from fluxgen.native import abi
+from fluxgen.native.arguments import gemm_args
+from fluxgen.native.workspace import group_view, sizes
 from fluxgen.shapes import model_gemms
 from tests.gpu.kernels import compiled_kernels, load_kernel, load_support
 

@@ -33,9 +33,9 @@ from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.flat import SPLITS
+from fluxgen.native.loader import FusedKernel
 from fluxgen.runtime.emulated_link import EmulatedLink
 from fluxgen.runtime.kernels import emulated_link
-from fluxgen.runtime.loader import FusedKernel
 from fluxgen.shapes import model_gemms
 from fluxgen.tune.device import schedule
 from fluxgen.tune.device.alone import Queue

@@ -31,7 +31,7 @@ from typing import Any
 
 from fluxgen.core.config import RunConfig, Transport
 from fluxgen.core.problem import Problem, Signature
-from fluxgen.runtime import abi
+from fluxgen.native import abi
 from tests.dist.pool import Pool
 from tests.gpu.ranks import (
     AG,
@@ -164,11 +164,11 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
     import torch.distributed as dist
 
     from fluxgen.core.errors import CommTimeout
+    from fluxgen.native.workspace import group_view, sizes
     from fluxgen.runtime import runs
     from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
     from fluxgen.runtime.fused import Fused
     from fluxgen.runtime.groups import state_of
-    from fluxgen.runtime.workspace import group_view, sizes
 
     if not dist.is_initialized():
         path = tempfile.mkdtemp(prefix="fluxgen-bench-")

@@ -62,7 +62,7 @@ class Peers:
         self.epoch = 0
 
     def _flag(self, visit: int) -> int:
-        from fluxgen.runtime import abi
+        from fluxgen.native import abi
 
         base = int(self.rank.mine.data_ptr())
         return base + abi.GATHERED_OFFSET + 4 * visit * abi.MAX_CHUNKS
@@ -125,7 +125,7 @@ class Peers:
     def _scatter(self) -> tuple[Callable[[], None], Callable[[], None]]:
         import torch
 
-        from fluxgen.runtime import abi
+        from fluxgen.native import abi
         from fluxgen.runtime.emulated_link import Departure
 
         p, weight, each = self.problem, self.weight.t(), self._slab_us()

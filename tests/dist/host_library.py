@@ -20,9 +20,10 @@ from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
-from fluxgen.runtime import abi, dispatch, fused, groups, kernels, mapped, runs
+from fluxgen.runtime import dispatch, fused, groups, kernels, mapped, runs
+from fluxgen.native import abi
 from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
-from fluxgen.runtime.workspace import Sizes, group_view
+from fluxgen.native.workspace import Sizes, group_view
 
 KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)
 FLAT = KernelConfig(16, 64, 128, 1, 1, Schedule.FLAT)

@@ -13,8 +13,8 @@ from fluxgen.codegen.render import kernel_name, render_kernel
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import StoreError
 from fluxgen.core.problem import Signature
+from fluxgen.native.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.kernels import fused_kernel, source_of, support_kernels
-from fluxgen.runtime.loader import FusedKernel, SupportKernels
 from tests.gpu.build_kernels import entries
 from tests.gpu.conftest import KERNELS, TIER
 

@@ -14,10 +14,10 @@ from fluxgen.build.store import Store
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
+from fluxgen.native import abi
+from fluxgen.native.arguments import copy_args
+from fluxgen.native.workspace import chunk_size, group_view, sizes
 from fluxgen.predict.link import copy_order, crossing
-from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import copy_args
-from fluxgen.runtime.workspace import chunk_size, group_view, sizes
 
 pytestmark = pytest.mark.nvcc
 

@@ -19,9 +19,9 @@ from fluxgen.core.problem import Signature
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import parse_gpu
 from fluxgen.kernels.sm90 import stage_count
-from fluxgen.runtime import abi
+from fluxgen.native import abi
+from fluxgen.native.loader import FusedKernel
 from fluxgen.runtime.kernels import fused_kernel, source_of, support_kernels
-from fluxgen.runtime.loader import FusedKernel
 
 RS = Signature.of("gemm_rs", "fp16")
 WIDE = KernelConfig(256, 192, 64, 2, 1, Schedule.COOPERATIVE)

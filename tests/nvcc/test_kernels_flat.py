@@ -11,9 +11,9 @@ from fluxgen.core.errors import KernelError
 from fluxgen.core.problem import Signature
 from fluxgen.core.topology import parse_gpu
 from fluxgen.kernels.sm90_flat import stage_count
-from fluxgen.runtime import abi
+from fluxgen.native import abi
+from fluxgen.native.loader import FusedKernel
 from fluxgen.runtime.kernels import source_of
-from fluxgen.runtime.loader import FusedKernel
 from tests.nvcc.test_kernels import arguments
 
 RS = Signature.of("gemm_rs", "fp16")

@@ -14,9 +14,9 @@ from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError, ToolchainError
 from fluxgen.core.problem import Signature
 from fluxgen.kernels import sm80, sm80_flat
-from fluxgen.runtime import abi
+from fluxgen.native import abi
+from fluxgen.native.loader import FusedKernel
 from fluxgen.runtime.kernels import source_of
-from fluxgen.runtime.loader import FusedKernel
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(900)]
 

@@ -9,9 +9,9 @@ import pytest
 from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_support
 from fluxgen.core.errors import KernelError
-from fluxgen.runtime import abi
+from fluxgen.native import abi
+from fluxgen.native.loader import ErrorText, SupportKernels
 from fluxgen.runtime.kernels import source_of
-from fluxgen.runtime.loader import ErrorText, SupportKernels
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(300)]
 

@@ -9,12 +9,12 @@ import torch
 
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.problem import Problem
-from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import gemm_args, reduce_args, row_stride
+from fluxgen.native import abi
+from fluxgen.native.arguments import gemm_args, reduce_args, row_stride
+from fluxgen.native.loader import CallGraphs, ErrorText, SupportKernels
+from fluxgen.native.workspace import Sizes, group_view
 from fluxgen.runtime.fused import TRANSPORT_SMS
-from fluxgen.runtime.loader import CallGraphs, ErrorText, SupportKernels
 from fluxgen.runtime.mapped import zeroed
-from fluxgen.runtime.workspace import Sizes, group_view
 
 __all__ = ["ALWAYS", "Alone", "Queue"]
 

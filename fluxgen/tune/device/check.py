@@ -15,7 +15,7 @@ import torch
 
 from fluxgen.core.config import RunConfig
 from fluxgen.core.problem import Problem
-from fluxgen.runtime.loader import FusedKernel, SupportKernels
+from fluxgen.native.loader import FusedKernel, SupportKernels
 from fluxgen.runtime.local_group import LocalGroup
 
 LATE_CYCLES = 400_000

@@ -30,10 +30,10 @@ from fluxgen.core.errors import (
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Gpu, LinkKind, Topology
+from fluxgen.native.loader import FusedKernel
 from fluxgen.predict.constants import COPY_US
 from fluxgen.runtime.device import devices
 from fluxgen.runtime.kernels import emulated_link, fused_kernel, support_kernels
-from fluxgen.runtime.loader import FusedKernel
 from fluxgen.tune.device import schedule
 from fluxgen.tune.device.alone import Queue
 from fluxgen.tune.device.check import Operands, evened, matmul, wrong

@@ -16,10 +16,10 @@ import torch
 
 from fluxgen.core.config import RunConfig, Transport
 from fluxgen.core.problem import Problem
-from fluxgen.runtime import abi
-from fluxgen.runtime.arguments import copy_args
-from fluxgen.runtime.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.workspace import sizes
+from fluxgen.native import abi
+from fluxgen.native.arguments import copy_args
+from fluxgen.native.loader import FusedKernel, SupportKernels
+from fluxgen.native.workspace import sizes
 from fluxgen.tune.device.alone import ALWAYS, Alone, Queue
 
 __all__ = ["OverPcie"]

@@ -19,10 +19,10 @@ from fluxgen.core.config import RunConfig, Transport
 from fluxgen.core.errors import KernelError
 from fluxgen.core.problem import Problem
 from fluxgen.core.topology import Topology
-from fluxgen.runtime import abi
+from fluxgen.native import abi
+from fluxgen.native.loader import FusedKernel, SupportKernels
+from fluxgen.native.workspace import sizes
 from fluxgen.runtime.emulated_link import Departure, EmulatedLink
-from fluxgen.runtime.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.workspace import sizes
 from fluxgen.tune.device import schedule
 from fluxgen.tune.device.alone import ALWAYS, Alone, Queue
 

@@ -15,9 +15,9 @@ from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.registry import with_schedule
+from fluxgen.native.workspace import chunk_size
 from fluxgen.predict.gemm import make_grid
 from fluxgen.predict.link import copy_arrivals, copy_order, store_rate, transfer_us
-from fluxgen.runtime.workspace import chunk_size
 
 
 @dataclass(frozen=True)

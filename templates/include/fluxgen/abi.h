@@ -24,6 +24,9 @@ enum fluxgen_status {
 };
 
 enum fluxgen_op { FLUXGEN_AG_GEMM = 0, FLUXGEN_GEMM_RS = 1 };
+// What else may wait for a flag: numbers behind those of the ops.
+enum fluxgen_waiter { FLUXGEN_REDUCTION = 2, FLUXGEN_TRANSPORT = 3, FLUXGEN_COLLECTION = 4 };
+enum fluxgen_dtype { FLUXGEN_BF16 = 0, FLUXGEN_FP16 = 1 };
 // Of a gemm_rs: each row to its owner, or all to all ranks; announced by flags, or in packets of 32 bits of
 // data and their epoch, which nothing announces. All but the first of flat kernels only.
 enum fluxgen_sends {
@@ -38,7 +41,7 @@ enum fluxgen_chunk_axis { FLUXGEN_CHUNK_M = 0, FLUXGEN_CHUNK_K = 1 };
 // group's mark, of another. `code` is written last.
 typedef struct fluxgen_report {
   uint32_t code;  // 0: none; 1: this rank's wait timed out; 2: `peer` has given up
-  uint32_t op;    // enum fluxgen_op, or 2: the reduction, 3: the transport, 4: the collection
+  uint32_t op;    // enum fluxgen_op or fluxgen_waiter
   uint32_t rank;
   uint32_t peer;
   uint32_t chunk;
@@ -101,7 +104,7 @@ typedef struct fluxgen_kernel_info {
   uint32_t abi_version;
   uint32_t struct_size;  // in: sizeof(fluxgen_kernel_info) of the caller
   int32_t op;            // enum fluxgen_op
-  int32_t dtype;         // 0: bf16, 1: fp16
+  int32_t dtype;         // enum fluxgen_dtype
   int32_t tile_m, tile_n, tile_k;
   int32_t cluster_m, cluster_n;
   int32_t cooperative;  // 0: ping-pong, and on sm80

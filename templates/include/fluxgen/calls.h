@@ -34,7 +34,7 @@ typedef struct fluxgen_reduce_args {
   const void* bias;      // (n), 16-byte aligned, or null
   const void* residual;  // with shares: as D, or null
   float scale;
-  int32_t dtype;   // 0: bf16, 1: fp16
+  int32_t dtype;   // enum fluxgen_dtype
   int32_t blocks;  // thread blocks; 0: as many as fit well
   int32_t drain;   // as in the GEMM
   int32_t shares;  // enum fluxgen_shares; 0: a gemm_rs

@@ -84,7 +84,7 @@ bool describe_common(fluxgen_kernel_info* info, bool half) {
   }
   info->abi_version = FLUXGEN_ABI_VERSION;
   info->op = Config::kOp;
-  info->dtype = half ? 1 : 0;
+  info->dtype = half ? FLUXGEN_FP16 : FLUXGEN_BF16;
   info->tile_m = Config::kTileM;
   info->tile_n = Config::kTileN;
   info->tile_k = Config::kTileK;

@@ -18,9 +18,6 @@ constexpr int kInFlight = 8;                 // loads of one thread in the reduc
 constexpr int kCopiesInFlight = 4;           // loads of one thread that copies a slab
 constexpr int kBlocksPerSm = 4;              // of the reduction, where none is asked for
 constexpr int kBlocksPerSmBesideCopies = 1;  // the kernels that it waits for need room
-constexpr uint32_t kReduceOp = 2;
-constexpr uint32_t kTransportOp = 3;
-constexpr uint32_t kCollectOp = 4;
 
 // The last block to call it gets true; the ticket is back at zero for the next call.
 __device__ __forceinline__ bool last_block(void* workspace, int64_t ticket_offset) {
@@ -88,7 +85,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
   int const thread = threadIdx.x;
   bool const is_peer = thread < group.world && thread != group.rank;
   if (is_peer && !args.push) {
-    wait_epoch(pulled_flag(mine, thread), staged, group, kTransportOp, thread, 0);
+    wait_epoch(pulled_flag(mine, thread), staged, group, FLUXGEN_TRANSPORT, thread, 0);
   }
   __syncthreads();
   int64_t const vectors = args.row_bytes / 16;
@@ -115,7 +112,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
         store_relaxed(workspace_word(mine, kStagedOffset), epoch);
       }
       store_release_system(workspace_word(mine, kBegunOffset), epoch);
-      report_abort(group, kTransportOp, epoch);
+      report_abort(group, FLUXGEN_TRANSPORT, epoch);
     }
     if (is_peer && aborted_by(group) == 0u) {
       store_release_system(ready_flag(group.peers[thread], group.rank), epoch);
@@ -130,7 +127,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
   for (int unit = blockIdx.x; unit < parts * peers; unit += gridDim.x) {
     int const peer = (group.rank + 1 + unit % peers) % group.world;
     if (thread == 0) {
-      wait_epoch(ready_flag(mine, peer), epoch, group, kTransportOp, peer, 0);
+      wait_epoch(ready_flag(mine, peer), epoch, group, FLUXGEN_TRANSPORT, peer, 0);
     }
     __syncthreads();
     copy_rows(gathered + peer * slab, nullptr, stage(group, peer), args.row_bytes, args.rows,
@@ -145,7 +142,7 @@ __global__ void __launch_bounds__(kBeginThreads) begin_kernel(fluxgen_begin_args
     if (aborted_by(group) == 0u) {
       store_release_system(pulled_flag(group.peers[thread], group.rank), epoch);
     } else {
-      report_abort(group, kTransportOp, epoch);
+      report_abort(group, FLUXGEN_TRANSPORT, epoch);
     }
   }
 }
@@ -193,15 +190,16 @@ __global__ void await_kernel(AwaitArguments args) {
   if (args.kind == FLUXGEN_DRAIN) {
     if (args.chunk == 0) {
       wait_epoch(consumed_flag(mine, peer), load_relaxed(workspace_word(mine, kDrainedOffset)),
-                 group, kTransportOp, peer, 0);
+                 group, FLUXGEN_TRANSPORT, peer, 0);
     }
-    wait_epoch(filled_flag(mine, peer, args.chunk), epoch, group, kTransportOp, group.rank,
+    wait_epoch(filled_flag(mine, peer, args.chunk), epoch, group, FLUXGEN_TRANSPORT, group.rank,
                args.chunk);
   } else if (args.kind == FLUXGEN_RING && peer != group.rank) {
-    wait_epoch(gathered_flag(mine, peer, args.chunk), epoch, group, kTransportOp, peer, args.chunk);
+    wait_epoch(gathered_flag(mine, peer, args.chunk), epoch, group, FLUXGEN_TRANSPORT, peer,
+               args.chunk);
   } else {
     int32_t const of = args.kind == FLUXGEN_RING ? rank_before(group) : peer;
-    wait_epoch(ready_flag(mine, of), epoch, group, kTransportOp, of, 0);
+    wait_epoch(ready_flag(mine, of), epoch, group, FLUXGEN_TRANSPORT, of, 0);
   }
 }
 
@@ -242,7 +240,7 @@ __global__ void raise_kernel(RaiseArguments args) {
     if (aborted_by(group) == 0u) {
       store_release_system(pulled_flag(group.peers[args.peer], group.rank), epoch);
     } else {
-      report_abort(group, kTransportOp, epoch);
+      report_abort(group, FLUXGEN_TRANSPORT, epoch);
     }
   }
 }
@@ -324,13 +322,13 @@ __device__ __forceinline__ void end_scatter(fluxgen_reduce_args const& args, uin
       store_release_system(consumed_flag(group.peers[threadIdx.x], group.rank), epoch);
     }
     if (threadIdx.x == 0) {  // this rank's copies take their epoch from the word that changes now
-      wait_epoch(workspace_word(mine, kSentOffset), epoch, group, kTransportOp, group.rank, 0);
+      wait_epoch(workspace_word(mine, kSentOffset), epoch, group, FLUXGEN_TRANSPORT, group.rank, 0);
       store_relaxed(workspace_word(mine, kDrainedOffset), epoch);
     }
   }
   if (threadIdx.x == 0) {
     store_relaxed(workspace_word(mine, kEpochOffset), epoch);
-    report_abort(group, kReduceOp, epoch);
+    report_abort(group, FLUXGEN_REDUCTION, epoch);
   }
 }
 
@@ -354,7 +352,7 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(fluxgen_reduce_args ar
   for (int64_t begin = 0; begin < args.rows; begin += chunk_rows, ++chunk) {
     bool arrived = true;
     if (threadIdx.x < group.world) {
-      arrived = wait_epoch(arrived_flag(mine, threadIdx.x, chunk), epoch, group, kReduceOp,
+      arrived = wait_epoch(arrived_flag(mine, threadIdx.x, chunk), epoch, group, FLUXGEN_REDUCTION,
                            threadIdx.x, chunk);
     }
     // Peers that are not in this call yet may still read what they have of an earlier one.
@@ -424,14 +422,14 @@ __global__ void __launch_bounds__(kThreads) packed_reduce_kernel(fluxgen_reduce_
     char* const at = packets + i * 32;
     if (lane == 0) {
       here = wait_packet(reinterpret_cast<uint64_t const*>(at + group.rank * slab), epoch, group,
-                         kReduceOp, group.rank);
+                         FLUXGEN_REDUCTION, group.rank);
     }
     __syncwarp();
     float2 sum[4] = {};
     for (int first = 0; i < total && here && first < group.world; first += kInFlight) {
       int const count = min(kInFlight, group.world - first);
       uint32_t words[kInFlight][4];
-      here = take_packets(at, slab, first, count, epoch, group, kReduceOp, words);
+      here = take_packets(at, slab, first, count, epoch, group, FLUXGEN_REDUCTION, words);
 #pragma unroll
       for (int s = 0; s < kInFlight; ++s) {
         if (s < count) {
@@ -466,7 +464,7 @@ __global__ void __launch_bounds__(kThreads) exchange_kernel(fluxgen_reduce_args 
   for (int unit = blockIdx.x; unit < parts * group.world; unit += gridDim.x) {
     int const source = (group.rank + 1 + unit % group.world) % group.world;
     if (threadIdx.x < chunks) {
-      wait_epoch(arrived_flag(mine, source, threadIdx.x), epoch, group, kReduceOp, source,
+      wait_epoch(arrived_flag(mine, source, threadIdx.x), epoch, group, FLUXGEN_REDUCTION, source,
                  threadIdx.x);
     }
     __syncthreads();
@@ -495,7 +493,7 @@ __global__ void __launch_bounds__(kThreads) collect_kernel(CollectArguments args
   for (int unit = blockIdx.x; unit < parts * peers; unit += gridDim.x) {
     int const source = (group.rank + 1 + unit % peers) % group.world;
     if (threadIdx.x == 0) {
-      wait_epoch(reduced_flag(mine, source), epoch, group, kCollectOp, source, 0);
+      wait_epoch(reduced_flag(mine, source), epoch, group, FLUXGEN_COLLECTION, source, 0);
     }
     __syncthreads();
     copy_rows(static_cast<char*>(reduce.d) + source * reduce.rows * row_bytes, nullptr,
@@ -503,7 +501,7 @@ __global__ void __launch_bounds__(kThreads) collect_kernel(CollectArguments args
               reduce.rows, row_bytes / 16, unit / peers, parts);
   }
   if (last_block(mine, kTicketOffset) && threadIdx.x == 0) {
-    report_abort(group, kCollectOp, epoch);
+    report_abort(group, FLUXGEN_COLLECTION, epoch);
   }
 }
 

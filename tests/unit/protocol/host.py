@@ -46,8 +46,6 @@ def driver() -> ct.CDLL:
     lib.expire_packets.restype = ct.c_int64
     lib.expire.restype = ct.c_int64
     lib.layout.restype = ct.c_int64
-    lib.size_of.restype = ct.c_size_t
-    lib.offset_of.restype = ct.c_size_t
     return lib
 
 

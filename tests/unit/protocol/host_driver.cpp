@@ -88,84 +88,14 @@ int k_chunks(int64_t unit, int64_t extent, int64_t* begins, int64_t* ends) {
   return count;
 }
 
-size_t size_of(char const* name) {
-#define FLUXGEN_SIZE(type) \
-  if (std::strcmp(name, #type) == 0) return sizeof(type);
-  FLUXGEN_SIZE(fluxgen_report)
-  FLUXGEN_SIZE(fluxgen_group)
-  FLUXGEN_SIZE(fluxgen_gemm_args)
-  FLUXGEN_SIZE(fluxgen_reduce_args)
-  FLUXGEN_SIZE(fluxgen_begin_args)
-  FLUXGEN_SIZE(fluxgen_copy_args)
-  FLUXGEN_SIZE(fluxgen_gemm_call)
-  FLUXGEN_SIZE(fluxgen_gather_call)
-  FLUXGEN_SIZE(fluxgen_scatter_call)
-  FLUXGEN_SIZE(fluxgen_kernel_info)
-  return 0;
-}
-
-size_t offset_of(char const* name) {
-#define FLUXGEN_OFFSET(type, field) \
-  if (std::strcmp(name, #type "." #field) == 0) return offsetof(type, field);
-  FLUXGEN_OFFSET(fluxgen_gemm_args, group)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, rows)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, d_row_stride)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, groups)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, chunk_size)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, sms)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, own)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, ends_call)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, cut)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, drain)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, split)
-  FLUXGEN_OFFSET(fluxgen_gemm_args, sends)
-  FLUXGEN_OFFSET(fluxgen_group, stage_bytes)
-  FLUXGEN_OFFSET(fluxgen_group, gathered_bytes)
-  FLUXGEN_OFFSET(fluxgen_group, drained_bytes)
-  FLUXGEN_OFFSET(fluxgen_group, result_bytes)
-  FLUXGEN_OFFSET(fluxgen_group, packet_bytes)
-  FLUXGEN_OFFSET(fluxgen_group, peers)
-  FLUXGEN_OFFSET(fluxgen_group, report)
-  FLUXGEN_OFFSET(fluxgen_reduce_args, d)
-  FLUXGEN_OFFSET(fluxgen_reduce_args, scale)
-  FLUXGEN_OFFSET(fluxgen_reduce_args, blocks)
-  FLUXGEN_OFFSET(fluxgen_reduce_args, drain)
-  FLUXGEN_OFFSET(fluxgen_reduce_args, residual)
-  FLUXGEN_OFFSET(fluxgen_reduce_args, shares)
-  FLUXGEN_OFFSET(fluxgen_reduce_args, packed)
-  FLUXGEN_OFFSET(fluxgen_begin_args, row_stride_bytes)
-  FLUXGEN_OFFSET(fluxgen_begin_args, pull)
-  FLUXGEN_OFFSET(fluxgen_begin_args, keep)
-  FLUXGEN_OFFSET(fluxgen_begin_args, push)
-  FLUXGEN_OFFSET(fluxgen_copy_args, gathered)
-  FLUXGEN_OFFSET(fluxgen_copy_args, row_stride_bytes)
-  FLUXGEN_OFFSET(fluxgen_copy_args, x_step_bytes)
-  FLUXGEN_OFFSET(fluxgen_copy_args, chunk_axis)
-  FLUXGEN_OFFSET(fluxgen_copy_args, kind)
-  FLUXGEN_OFFSET(fluxgen_gather_call, event)
-  FLUXGEN_OFFSET(fluxgen_scatter_call, reduce)
-  FLUXGEN_OFFSET(fluxgen_scatter_call, copy)
-  FLUXGEN_OFFSET(fluxgen_scatter_call, graphs)
-  FLUXGEN_OFFSET(fluxgen_kernel_info, b_transposed)
-  FLUXGEN_OFFSET(fluxgen_kernel_info, flat)
-  return size_t(-1);
-}
-
 int64_t layout(char const* name) {
   static char base[1];
   auto at = [](void* p) { return int64_t(static_cast<char*>(p) - base); };
-  if (!std::strcmp(name, "epoch")) return kEpochOffset;
-  if (!std::strcmp(name, "aborted")) return kAbortedOffset;
-  if (!std::strcmp(name, "begun")) return kBegunOffset;
-  if (!std::strcmp(name, "staged")) return kStagedOffset;
-  if (!std::strcmp(name, "multiplied")) return kMultipliedOffset;
   if (!std::strcmp(name, "ready")) return at(ready_flag(base, 0));
   if (!std::strcmp(name, "arrived_1_2")) return at(arrived_flag(base, 1, 2));
   if (!std::strcmp(name, "gathered_1_2")) return at(gathered_flag(base, 1, 2));
   if (!std::strcmp(name, "counters")) return at(chunk_counter(base, 0, 0));
   if (!std::strcmp(name, "pulled_1")) return at(pulled_flag(base, 1));
-  if (!std::strcmp(name, "sent")) return kSentOffset;
-  if (!std::strcmp(name, "drained")) return kDrainedOffset;
   if (!std::strcmp(name, "filled_1_2")) return at(filled_flag(base, 1, 2));
   if (!std::strcmp(name, "consumed_1")) return at(consumed_flag(base, 1));
   if (!std::strcmp(name, "reduced_1")) return at(reduced_flag(base, 1));
@@ -186,9 +116,6 @@ int64_t layout(char const* name) {
   if (!std::strcmp(name, "outbox_owner1")) return at(outbox_slab(group, 1, 256));
   if (!std::strcmp(name, "result_source2")) return at(result_slab(group, 3, 2, 256));
   if (!std::strcmp(name, "packets_epoch1_source2")) return at(packet_slab(group, 3, 1, 2, 256));
-  if (!std::strcmp(name, "max_world")) return FLUXGEN_MAX_WORLD;
-  if (!std::strcmp(name, "max_chunks")) return FLUXGEN_MAX_CHUNKS;
-  if (!std::strcmp(name, "abi_version")) return FLUXGEN_ABI_VERSION;
   return -1;
 }
 

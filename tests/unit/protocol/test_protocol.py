@@ -1,4 +1,4 @@
-"""The protocol header on the host: real threads, real atomics; and its ctypes mirror."""
+"""The protocol header on the host: real threads, real atomics; and where it lays things."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes as ct
 
 import pytest
 
-from fluxgen.runtime import abi, workspace
+from fluxgen.native import abi, workspace
 from tests.unit.protocol.host import driver
 
 
@@ -72,71 +72,14 @@ def test_a_wait_past_its_deadline_reports_and_gives_up_for_the_group():
     assert arrived.value == 0, "an aborted rank raises no flag on another"
 
 
-def test_ctypes_structs_match_the_header():
-    for name, struct in abi.STRUCTS.items():
-        assert driver().size_of(name.encode()) == ct.sizeof(struct), name
-    for struct, field in [
-        ("fluxgen_gemm_args", "group"),
-        ("fluxgen_gemm_args", "rows"),
-        ("fluxgen_gemm_args", "d_row_stride"),
-        ("fluxgen_gemm_args", "groups"),
-        ("fluxgen_gemm_args", "chunk_size"),
-        ("fluxgen_gemm_args", "sms"),
-        ("fluxgen_gemm_args", "own"),
-        ("fluxgen_gemm_args", "ends_call"),
-        ("fluxgen_gemm_args", "cut"),
-        ("fluxgen_gemm_args", "drain"),
-        ("fluxgen_gemm_args", "split"),
-        ("fluxgen_gemm_args", "sends"),
-        ("fluxgen_group", "stage_bytes"),
-        ("fluxgen_group", "gathered_bytes"),
-        ("fluxgen_group", "drained_bytes"),
-        ("fluxgen_group", "result_bytes"),
-        ("fluxgen_group", "packet_bytes"),
-        ("fluxgen_group", "peers"),
-        ("fluxgen_group", "report"),
-        ("fluxgen_reduce_args", "d"),
-        ("fluxgen_reduce_args", "scale"),
-        ("fluxgen_reduce_args", "blocks"),
-        ("fluxgen_reduce_args", "drain"),
-        ("fluxgen_reduce_args", "residual"),
-        ("fluxgen_reduce_args", "shares"),
-        ("fluxgen_reduce_args", "packed"),
-        ("fluxgen_begin_args", "row_stride_bytes"),
-        ("fluxgen_begin_args", "pull"),
-        ("fluxgen_begin_args", "keep"),
-        ("fluxgen_begin_args", "push"),
-        ("fluxgen_copy_args", "gathered"),
-        ("fluxgen_copy_args", "row_stride_bytes"),
-        ("fluxgen_copy_args", "x_step_bytes"),
-        ("fluxgen_copy_args", "chunk_axis"),
-        ("fluxgen_copy_args", "kind"),
-        ("fluxgen_gather_call", "event"),
-        ("fluxgen_scatter_call", "reduce"),
-        ("fluxgen_scatter_call", "copy"),
-        ("fluxgen_scatter_call", "graphs"),
-        ("fluxgen_kernel_info", "b_transposed"),
-        ("fluxgen_kernel_info", "flat"),
-    ]:
-        ours = getattr(abi.STRUCTS[struct], field).offset
-        assert driver().offset_of(f"{struct}.{field}".encode()) == ours, f"{struct}.{field}"
-
-
-def test_workspace_layout_matches_the_header():
+def test_parts_of_a_workspace_lie_where_the_header_says():
     layout = driver().layout
-    assert layout(b"epoch") == abi.EPOCH_OFFSET
-    assert layout(b"aborted") == abi.ABORTED_OFFSET
-    assert layout(b"begun") == abi.BEGUN_OFFSET
-    assert layout(b"staged") == abi.STAGED_OFFSET
-    assert layout(b"multiplied") == abi.MULTIPLIED_OFFSET
     assert layout(b"ready") == abi.READY_OFFSET
     assert layout(b"pulled_1") == abi.PULLED_OFFSET + 4
     assert layout(b"arrived_1_2") == abi.ARRIVED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
     assert layout(b"gathered_1_2") == abi.GATHERED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
     assert layout(b"counters") == abi.COUNTERS_OFFSET
-    assert layout(b"sent") == abi.SENT_OFFSET
-    assert layout(b"drained") == abi.DRAINED_OFFSET
-    assert layout(b"filled_1_2") == abi.FILLED_OFFSET + 4 * (abi.MAX_CHUNKS + 2)
+    assert layout(b"filled_1_2") == abi.LAYOUT.constants["kFilledOffset"] + 4 * (abi.MAX_CHUNKS + 2)
     assert layout(b"consumed_1") == abi.CONSUMED_OFFSET + 4
     assert layout(b"reduced_1") == abi.REDUCED_OFFSET + 4
     assert layout(b"stage") == abi.DATA_OFFSET
@@ -148,6 +91,3 @@ def test_workspace_layout_matches_the_header():
     assert layout(b"result_source2") == sizes.gathered_offset + 1024 + 2 * 4096 + 2 * 256
     assert layout(b"packets_epoch1_source2") == layout(b"result_source2") + 512 + 1024
     assert layout(b"packets_epoch1_source2") - 2 * 256 + 1024 == sizes.total
-    assert layout(b"max_world") == abi.MAX_WORLD
-    assert layout(b"max_chunks") == abi.MAX_CHUNKS
-    assert layout(b"abi_version") == abi.ABI_VERSION

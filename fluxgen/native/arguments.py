@@ -6,8 +6,8 @@ from typing import Any
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem
-from fluxgen.runtime import abi
-from fluxgen.runtime.workspace import chunk_size
+from fluxgen.native import abi
+from fluxgen.native.workspace import chunk_size
 
 PATIENCE = 1.25
 """Deadline of a gathering GEMM over that of its transport. The GEMM waits for this rank's own

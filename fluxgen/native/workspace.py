@@ -9,7 +9,7 @@ from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, ceil_div
 from fluxgen.kernels.slabs import K_CHUNK_UNIT
-from fluxgen.runtime import abi
+from fluxgen.native import abi
 
 _ALIGN = 1024
 MAX_WORKSPACE_BYTES = 2**40

@@ -16,7 +16,7 @@ from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import KernelError
 from fluxgen.core.problem import Signature
 from fluxgen.kernels.registry import with_schedule
-from fluxgen.runtime import abi
+from fluxgen.native import abi
 
 _MESSAGE_BYTES = 512
 _local = threading.local()

@@ -17,14 +17,14 @@ __all__ = ["__version__", "lookup"]
 
 _NEED_TORCH = {
     "all_gather_matmul": "fluxgen.runtime.ops",
-    "all_to_all_matmul": "fluxgen.runtime.all_to_all",
-    "matmul_all_reduce": "fluxgen.runtime.all_reduce",
-    "matmul_all_to_all": "fluxgen.runtime.all_to_all",
+    "all_to_all_matmul": "fluxgen.runtime.ops",
+    "matmul_all_reduce": "fluxgen.runtime.ops",
+    "matmul_all_to_all": "fluxgen.runtime.ops",
     "matmul_reduce_scatter": "fluxgen.runtime.ops",
-    "explain": "fluxgen.runtime.dispatch",
-    "strict": "fluxgen.runtime.dispatch",
-    "check_timeouts": "fluxgen.runtime.groups",
-    "reset": "fluxgen.runtime.groups",
+    "explain": "fluxgen.runtime.session.dispatch",
+    "strict": "fluxgen.runtime.session.dispatch",
+    "check_timeouts": "fluxgen.runtime.session.groups",
+    "reset": "fluxgen.runtime.session.groups",
 }
 
 

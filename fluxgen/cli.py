@@ -107,7 +107,7 @@ def _ops(text: str) -> tuple[Op, ...]:
 def _target(name: str, tp: int) -> Gpu:
     if name.strip().lower() != "auto":
         return parse_gpu(name)
-    from fluxgen.runtime.device import devices
+    from fluxgen.machine.device import devices
 
     visible = devices()
     if not visible:
@@ -130,8 +130,8 @@ def _topology(target: str, link: str, tp: int) -> Topology:
 
 def _check_nvlink(tp: int) -> None:
     """Refuse to tune for a link that the GPUs of this machine do not have."""
-    from fluxgen.runtime.device import devices
-    from fluxgen.runtime.wiring import nvlinked
+    from fluxgen.machine.device import devices
+    from fluxgen.machine.wiring import nvlinked
 
     if nvlinked([device.address for device in devices()[:tp]]) is False:
         raise UsageError(
@@ -386,7 +386,7 @@ def build(
     from fluxgen.build.generated import check_sources, read_manifest, render_all, write_sources
     from fluxgen.build.store import Store
     from fluxgen.report.tables import print_table
-    from fluxgen.runtime.kernels import source_of
+    from fluxgen.runtime.session.kernels import source_of
 
     if jobs is not None:
         check_int("jobs", jobs, 1, 1024)

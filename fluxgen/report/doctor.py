@@ -14,8 +14,8 @@ from fluxgen.core.errors import FluxgenError
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.db.database import Database
 from fluxgen.db.verify import verify_packs
-from fluxgen.runtime.device import devices
-from fluxgen.runtime.wiring import islands, nvlinked
+from fluxgen.machine.device import devices
+from fluxgen.machine.wiring import islands, nvlinked
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,10 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import UnsupportedError, UsageError
-from fluxgen.runtime.checks import DTYPES
-from fluxgen.runtime.ops import (
-    REDUCE_OPS,
-    Group,
-    all_gather_matmul,
-    group_of,
-    matmul_reduce_scatter,
-)
+from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
+from fluxgen.runtime.ops.checks import DTYPES
+from fluxgen.runtime.ops.reduce_scatter import REDUCE_OPS
+from fluxgen.runtime.session.membership import Group, group_of
 
 __all__ = ["Matches", "install", "matches", "uninstall"]
 

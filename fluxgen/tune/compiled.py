@@ -19,7 +19,7 @@ from fluxgen.codegen.render import (
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Signature
-from fluxgen.runtime.kernels import source_of
+from fluxgen.runtime.session.kernels import source_of
 
 __all__ = ["CompiledKernels"]
 

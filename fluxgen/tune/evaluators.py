@@ -14,9 +14,9 @@ from fluxgen.core.errors import ToolchainError, UsageError
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Topology
+from fluxgen.machine.device import devices
 from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.constants import MODEL_VERSION
-from fluxgen.runtime.device import devices
 
 
 @dataclass(frozen=True)

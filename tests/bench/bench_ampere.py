@@ -34,7 +34,7 @@ from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.transports import default_transport
-from fluxgen.runtime.kernels import fused_kernel, source_of
+from fluxgen.runtime.session.kernels import fused_kernel, source_of
 
 TOPOLOGY = Topology.of("a100-sxm-80gb", "nvlink", 8)
 SHAPES = [

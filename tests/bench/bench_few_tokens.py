@@ -34,12 +34,11 @@ from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.kernels.flat import SPLITS
 from fluxgen.native.loader import FusedKernel
-from fluxgen.runtime.emulated_link import EmulatedLink
-from fluxgen.runtime.kernels import emulated_link
 from fluxgen.shapes import model_gemms
 from fluxgen.tune.device import schedule
 from fluxgen.tune.device.alone import Queue
 from fluxgen.tune.device.check import Operands, matmul, wrong
+from fluxgen.tune.device.emulated_link import EmulatedLink, emulated_link
 from fluxgen.tune.device.pcie import OverPcie
 from fluxgen.tune.device.rank import OneRank
 from fluxgen.tune.device.timing import Stopwatch

@@ -67,7 +67,8 @@ A2A_GEMM, GEMM_A2A = Signature.of("a2a_gemm"), Signature.of("gemm_a2a")
 
 def _ops() -> dict[str, Callable[..., Any]]:
     """By the short names of the table; x and w, and the group by name."""
-    from fluxgen.runtime import all_reduce, all_to_all, ops
+    from fluxgen.runtime import ops
+    from fluxgen.runtime.ops import all_reduce, all_to_all
 
     return {
         "ag": ops.all_gather_matmul,
@@ -138,7 +139,7 @@ def _tensors(world: int) -> Any:
 def _ranks(groups: Any, rank: int, pushes: bool) -> dict[str, list[float]]:
     import torch
 
-    from fluxgen.runtime.dispatch import strict
+    from fluxgen.runtime.session.dispatch import strict
 
     del rank
     group = groups["all"]
@@ -165,10 +166,10 @@ def _alone(world: int, run: RunConfig, one_by_one: bool) -> dict[str, list[float
 
     from fluxgen.core.errors import CommTimeout
     from fluxgen.native.workspace import group_view, sizes
-    from fluxgen.runtime import runs
-    from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
-    from fluxgen.runtime.fused import Fused
-    from fluxgen.runtime.groups import state_of
+    from fluxgen.runtime.session import launches as runs
+    from fluxgen.runtime.session.dispatch import Call, Cause, Decision, Winner
+    from fluxgen.runtime.session.fused import Fused
+    from fluxgen.runtime.session.groups import state_of
 
     if not dist.is_initialized():
         path = tempfile.mkdtemp(prefix="fluxgen-bench-")

@@ -43,7 +43,7 @@ def measure(problem: Problem, topology: Topology, trials: int) -> dict[str, Any]
     """One shape: search, then all in turn."""
     import torch
 
-    from fluxgen.runtime.kernels import fused_kernel, support_kernels
+    from fluxgen.runtime.session.kernels import fused_kernel, support_kernels
     from fluxgen.tune import tune
     from fluxgen.tune.candidates import Candidates
     from fluxgen.tune.device.check import Operands, matmul
@@ -106,7 +106,7 @@ def main() -> int:
     args = parser.parse_args()
     import torch
 
-    from fluxgen.runtime.device import devices
+    from fluxgen.machine.device import devices
 
     gpu = devices()[torch.cuda.current_device()].gpu
     topology = Topology.of(gpu, "pcie", TP)

@@ -31,7 +31,7 @@ from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
-from fluxgen.runtime.kernels import source_of
+from fluxgen.runtime.session.kernels import source_of
 from fluxgen.tune import PredictEvaluator, Recorder, ReplayEvaluator, tune
 from fluxgen.tune.candidates import Candidates
 from fluxgen.tune.device.schedule import unfused_us

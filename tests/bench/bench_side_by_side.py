@@ -49,7 +49,7 @@ class Peers:
     def __init__(self, problem: Problem, topology: Topology, operands: Any, support: Any) -> None:
         import torch
 
-        from fluxgen.runtime.kernels import emulated_link
+        from fluxgen.tune.device.emulated_link import emulated_link
         from fluxgen.tune.device.rank import OneRank
 
         self.problem, self.topology = problem, topology
@@ -126,7 +126,7 @@ class Peers:
         import torch
 
         from fluxgen.native import abi
-        from fluxgen.runtime.emulated_link import Departure
+        from fluxgen.tune.device.emulated_link import Departure
 
         p, weight, each = self.problem, self.weight.t(), self._slab_us()
         left, out = self.left.chunk(p.tp), self.out.chunk(p.tp)
@@ -172,8 +172,9 @@ def measure(problem: Problem, topology: Topology, db: Path | None, rounds: int) 
     import torch
 
     from fluxgen.db.lookup import lookup
-    from fluxgen.runtime.kernels import emulated_link, fused_kernel, support_kernels
+    from fluxgen.runtime.session.kernels import fused_kernel, support_kernels
     from fluxgen.tune.device.check import Operands, matmul
+    from fluxgen.tune.device.emulated_link import emulated_link
     from fluxgen.tune.device.rank import OneRank
     from fluxgen.tune.device.timing import Stopwatch
 
@@ -268,7 +269,7 @@ def main() -> int:
 
     import torch
 
-    from fluxgen.runtime.device import devices
+    from fluxgen.machine.device import devices
 
     began = time.monotonic()
     torch.backends.cuda.matmul.allow_tf32 = False

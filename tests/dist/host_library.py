@@ -20,9 +20,14 @@ from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
-from fluxgen.runtime import dispatch, fused, groups, kernels, mapped, runs
+from fluxgen.runtime.session import dispatch
+from fluxgen.runtime.session import fused
+from fluxgen.runtime.session import groups
+from fluxgen.runtime.session import kernels
+from fluxgen.runtime.memory import mapped
+from fluxgen.runtime.session import launches as runs
 from fluxgen.native import abi
-from fluxgen.runtime.dispatch import Call, Cause, Decision, Winner
+from fluxgen.runtime.session.dispatch import Call, Cause, Decision, Winner
 from fluxgen.native.workspace import Sizes, group_view
 
 KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fluxgen
-from fluxgen.runtime import all_to_all  # registers the ops
-from fluxgen.runtime.dispatch import Cause, explain, strict
-from fluxgen.runtime.groups import reset, state_of
+from fluxgen.runtime.ops import all_to_all  # registers the ops
+from fluxgen.runtime.session.dispatch import Cause, explain, strict
+from fluxgen.runtime.session.groups import reset, state_of
 from tests.dist.host_library import Transport, host_library
 from tests.dist.numbers import integers, raised, same
 from tests.dist.pool import Pool

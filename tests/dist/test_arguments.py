@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 import fluxgen
 from fluxgen import interop
 from fluxgen.nn import ColumnParallelLinear, RowParallelLinear
-from fluxgen.runtime.all_reduce import matmul_of_replicated
+from fluxgen.runtime.ops.all_reduce import matmul_of_replicated
 from tests.dist.numbers import integers, raised, same
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]

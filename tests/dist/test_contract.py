@@ -11,10 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from fluxgen.runtime import dispatch, fallback, ops
-from fluxgen.runtime.all_reduce import matmul_all_reduce, matmul_of_replicated
-from fluxgen.runtime.all_to_all import all_to_all_matmul, matmul_all_to_all
-from fluxgen.runtime.groups import reset, state_of
+from fluxgen.runtime.ops import all_gather, reduce_scatter
+from fluxgen.runtime.ops import fallback
+from fluxgen.runtime.session import dispatch
+from fluxgen.runtime.ops.all_reduce import matmul_all_reduce, matmul_of_replicated
+from fluxgen.runtime.ops.all_to_all import all_to_all_matmul, matmul_all_to_all
+from fluxgen.runtime.session.groups import reset, state_of
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
 from tests.dist.numbers import integers, raised, same
 
@@ -207,12 +209,12 @@ def test_explain_and_strict(ranks):  # F19
 def _direct(groups, rank):
     group = groups["w4"]
     calls = []
-    kept = ops._gather_impl, ops._scatter_impl
+    kept = all_gather._gather_impl, reduce_scatter._scatter_impl
 
     def counted(real):
         return lambda *args: calls.append(real) or real(*args)
 
-    ops._gather_impl, ops._scatter_impl = map(counted, kept)
+    all_gather._gather_impl, reduce_scatter._scatter_impl = map(counted, kept)
     try:
         x, w, bias = integers(1, 8, 6), torch.nn.Parameter(integers(2, 5, 6)), integers(3, 5)
 
@@ -235,7 +237,7 @@ def _direct(groups, rank):
             torch.compile(run, backend="eager", fullgraph=True)(x, w, bias)
         assert len(calls) == 2
     finally:
-        ops._gather_impl, ops._scatter_impl = kept
+        all_gather._gather_impl, reduce_scatter._scatter_impl = kept
 
 
 def test_plain_inference_skips_the_dispatcher_and_nothing_else_does(ranks):

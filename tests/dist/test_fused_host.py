@@ -12,13 +12,13 @@ import torch
 
 from fluxgen.core.config import Transport
 from fluxgen.core.errors import KernelError
-from fluxgen.runtime import fused
-from fluxgen.runtime import groups as groups_module
-from fluxgen.runtime.all_reduce import matmul_all_reduce
-from fluxgen.runtime.dispatch import Cause, explain, strict
-from fluxgen.runtime.groups import reset, state_of
+from fluxgen.runtime.session import fused
+from fluxgen.runtime.session import groups as groups_module
+from fluxgen.runtime.ops.all_reduce import matmul_all_reduce
+from fluxgen.runtime.session.dispatch import Cause, explain, strict
+from fluxgen.runtime.session.groups import reset, state_of
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
-from fluxgen.runtime.wiring import Wiring
+from fluxgen.machine.wiring import Wiring
 from tests.dist.host_library import Local, host_library
 from tests.dist.numbers import integers, raised, same
 
@@ -435,7 +435,7 @@ def _foreign(groups, rank, difference):
     from dataclasses import replace as change
     from unittest import mock
 
-    from fluxgen.runtime import dispatch
+    from fluxgen.runtime.session import dispatch
     from tests.dist import host_library as library
 
     group = groups["w3"] if rank < 3 else None

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from fluxgen.core.errors import MachineError
-from fluxgen.runtime.hosted import SharedFile
+from fluxgen.runtime.memory.hosted import SharedFile
 
 pytestmark = [pytest.mark.dist]
 SIZE = (1 << 20) + 8

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from fluxgen.runtime.symmetric import _OwnNumbers
+from fluxgen.runtime.memory.symmetric import _OwnNumbers
 
 pytestmark = [pytest.mark.dist]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter, split_sizes
+from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
+from fluxgen.runtime.ops.fallback import split_sizes
 from tests.dist.numbers import integers, same
 
 pytestmark = [pytest.mark.dist]

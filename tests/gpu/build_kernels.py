@@ -21,7 +21,7 @@ from fluxgen.codegen.render import render_emulated_link
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.problem import Signature
 from fluxgen.core.settings import data_dir
-from fluxgen.runtime.kernels import source_of
+from fluxgen.runtime.session.kernels import source_of
 from tests.gpu.conftest import KERNELS, TIERS
 
 PP, CO, FLAT = Schedule.PINGPONG, Schedule.COOPERATIVE, Schedule.FLAT

@@ -14,7 +14,7 @@ from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import StoreError
 from fluxgen.core.problem import Signature
 from fluxgen.native.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.kernels import fused_kernel, source_of, support_kernels
+from fluxgen.runtime.session.kernels import fused_kernel, source_of, support_kernels
 from tests.gpu.build_kernels import entries
 from tests.gpu.conftest import KERNELS, TIER
 

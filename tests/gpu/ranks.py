@@ -18,7 +18,7 @@ from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Provenance, Record
 from fluxgen.core.topology import LinkKind, Topology
 from fluxgen.db.database import Database
-from fluxgen.runtime.device import devices
+from fluxgen.machine.device import devices
 from tests.dist.pool import Pool
 from tests.gpu.conftest import KERNELS
 

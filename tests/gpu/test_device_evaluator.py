@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from fluxgen.core.config import ChunkAxis, RunConfig, Transport  # noqa: E402
 from fluxgen.core.problem import Problem  # noqa: E402
 from fluxgen.core.topology import Topology  # noqa: E402
-from fluxgen.runtime.device import devices  # noqa: E402
+from fluxgen.machine.device import devices  # noqa: E402
 from fluxgen.tune.device import check, schedule  # noqa: E402
 from fluxgen.tune.device.evaluator import make  # noqa: E402
 from tests.gpu.conftest import KERNELS  # noqa: E402

@@ -14,7 +14,7 @@ from fluxgen.core.errors import KernelError  # noqa: E402
 from fluxgen.core.op import Op  # noqa: E402
 from fluxgen.core.problem import Problem, ceil_div  # noqa: E402
 from fluxgen.kernels.flat import MAX_PACKET_TOKENS, SPLITS  # noqa: E402
-from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
+from fluxgen.tune.device.local_group import LocalGroup  # noqa: E402
 from tests.gpu.kernels import first_of, kernel_names, load_kernel, load_support  # noqa: E402
 from tests.gpu.test_fused import (  # noqa: E402
     K_GRID,

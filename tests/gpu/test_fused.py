@@ -15,7 +15,7 @@ from fluxgen.core.op import Op  # noqa: E402
 from fluxgen.core.problem import Problem  # noqa: E402
 from fluxgen.kernels.sm90 import MAX_SPAN_ACCUMULATORS, accumulator_registers, epilogue_tile  # noqa: E402
 from fluxgen.native.workspace import Sizes, sizes  # noqa: E402
-from fluxgen.runtime.local_group import LocalGroup  # noqa: E402
+from fluxgen.tune.device.local_group import LocalGroup  # noqa: E402
 from tests.gpu import kernels  # noqa: E402
 from tests.gpu.kernels import kernel_names, load_kernel, load_support  # noqa: E402
 

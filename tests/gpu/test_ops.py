@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from fluxgen.runtime import runs  # noqa: E402
-from fluxgen.runtime.all_reduce import matmul_all_reduce  # noqa: E402
-from fluxgen.runtime.dispatch import Cause, explain, strict  # noqa: E402
-from fluxgen.runtime.groups import check_timeouts, reset, state_of  # noqa: E402
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter  # noqa: E402
+from fluxgen.runtime.ops.all_reduce import matmul_all_reduce  # noqa: E402
+from fluxgen.runtime.session import launches as runs  # noqa: E402
+from fluxgen.runtime.session.dispatch import Cause, explain, strict  # noqa: E402
+from fluxgen.runtime.session.groups import check_timeouts, reset, state_of  # noqa: E402
 from tests.dist.async_tp import check_layers  # noqa: E402
 from tests.gpu.ranks import (  # noqa: E402
     FEW,

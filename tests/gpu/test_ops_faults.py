@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 import fluxgen  # noqa: E402
 from fluxgen.core.config import RunConfig  # noqa: E402
 from fluxgen.core.problem import Problem  # noqa: E402
-from fluxgen.runtime.groups import check_timeouts, reset  # noqa: E402
 from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter  # noqa: E402
+from fluxgen.runtime.session.groups import check_timeouts, reset  # noqa: E402
 from tests.dist.numbers import raised  # noqa: E402
 from tests.gpu.ranks import (  # noqa: E402
     AG,

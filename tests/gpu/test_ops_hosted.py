@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fluxgen.runtime.groups import state_of  # noqa: E402
-from fluxgen.runtime.hosted import SharedFile  # noqa: E402
+from fluxgen.runtime.memory.hosted import SharedFile  # noqa: E402
+from fluxgen.runtime.session.groups import state_of  # noqa: E402
 from tests.gpu.ranks import Environment, database, hosted, pool, shapes  # noqa: E402
 from tests.gpu.test_ops import _forward, _graphs, _late  # noqa: E402
 

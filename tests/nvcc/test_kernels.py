@@ -21,7 +21,7 @@ from fluxgen.core.topology import parse_gpu
 from fluxgen.kernels.sm90 import stage_count
 from fluxgen.native import abi
 from fluxgen.native.loader import FusedKernel
-from fluxgen.runtime.kernels import fused_kernel, source_of, support_kernels
+from fluxgen.runtime.session.kernels import fused_kernel, source_of, support_kernels
 
 RS = Signature.of("gemm_rs", "fp16")
 WIDE = KernelConfig(256, 192, 64, 2, 1, Schedule.COOPERATIVE)

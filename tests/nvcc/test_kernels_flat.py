@@ -13,7 +13,7 @@ from fluxgen.core.topology import parse_gpu
 from fluxgen.kernels.sm90_flat import stage_count
 from fluxgen.native import abi
 from fluxgen.native.loader import FusedKernel
-from fluxgen.runtime.kernels import source_of
+from fluxgen.runtime.session.kernels import source_of
 from tests.nvcc.test_kernels import arguments
 
 RS = Signature.of("gemm_rs", "fp16")

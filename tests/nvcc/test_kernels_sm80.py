@@ -16,7 +16,7 @@ from fluxgen.core.problem import Signature
 from fluxgen.kernels import sm80, sm80_flat
 from fluxgen.native import abi
 from fluxgen.native.loader import FusedKernel
-from fluxgen.runtime.kernels import source_of
+from fluxgen.runtime.session.kernels import source_of
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(900)]
 

@@ -11,7 +11,7 @@ from fluxgen.codegen.render import render_support
 from fluxgen.core.errors import KernelError
 from fluxgen.native import abi
 from fluxgen.native.loader import ErrorText, SupportKernels
-from fluxgen.runtime.kernels import source_of
+from fluxgen.runtime.session.kernels import source_of
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(300)]
 

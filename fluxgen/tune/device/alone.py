@@ -13,8 +13,8 @@ from fluxgen.native import abi
 from fluxgen.native.arguments import gemm_args, reduce_args, row_stride
 from fluxgen.native.loader import CallGraphs, ErrorText, SupportKernels
 from fluxgen.native.workspace import Sizes, group_view
-from fluxgen.runtime.fused import TRANSPORT_SMS
-from fluxgen.runtime.mapped import zeroed
+from fluxgen.runtime.memory.mapped import zeroed
+from fluxgen.runtime.session.fused import TRANSPORT_SMS
 
 __all__ = ["ALWAYS", "Alone", "Queue"]
 

@@ -16,7 +16,7 @@ import torch
 from fluxgen.core.config import RunConfig
 from fluxgen.core.problem import Problem
 from fluxgen.native.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.local_group import LocalGroup
+from fluxgen.tune.device.local_group import LocalGroup
 
 LATE_CYCLES = 400_000
 """How late the late rank is, about 200 us."""

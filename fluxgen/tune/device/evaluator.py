@@ -30,13 +30,14 @@ from fluxgen.core.errors import (
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Gpu, LinkKind, Topology
+from fluxgen.machine.device import devices
 from fluxgen.native.loader import FusedKernel
 from fluxgen.predict.constants import COPY_US
-from fluxgen.runtime.device import devices
-from fluxgen.runtime.kernels import emulated_link, fused_kernel, support_kernels
+from fluxgen.runtime.session.kernels import fused_kernel, support_kernels
 from fluxgen.tune.device import schedule
 from fluxgen.tune.device.alone import Queue
 from fluxgen.tune.device.check import Operands, evened, matmul, wrong
+from fluxgen.tune.device.emulated_link import emulated_link
 from fluxgen.tune.device.pcie import OverPcie
 from fluxgen.tune.device.rank import OneRank
 from fluxgen.tune.device.timing import MOST, ROUND, Stopwatch

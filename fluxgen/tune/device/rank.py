@@ -22,9 +22,9 @@ from fluxgen.core.topology import Topology
 from fluxgen.native import abi
 from fluxgen.native.loader import FusedKernel, SupportKernels
 from fluxgen.native.workspace import sizes
-from fluxgen.runtime.emulated_link import Departure, EmulatedLink
 from fluxgen.tune.device import schedule
 from fluxgen.tune.device.alone import ALWAYS, Alone, Queue
+from fluxgen.tune.device.emulated_link import Departure, EmulatedLink
 
 _GATE = 192
 """Offset of a word that only the imitated SM copy uses, in the control block's unused part."""

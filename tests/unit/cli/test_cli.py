@@ -16,8 +16,8 @@ import pytest
 from fluxgen.cli import main
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import GPUS
-from fluxgen.runtime import device, wiring
-from fluxgen.runtime.device import Device
+from fluxgen.machine import device, wiring
+from fluxgen.machine.device import Device
 
 SMALL = ["--model", "llama-3.2-1b", "--tp", "8", "--target", "h100-sxm", "--tokens", "1024,4096"]
 

@@ -12,7 +12,8 @@ import fluxgen
 
 def test_the_pytorch_side_is_reached_by_name():
     pytest.importorskip("torch")
-    from fluxgen.runtime import dispatch, ops
+    from fluxgen.runtime import ops
+    from fluxgen.runtime.session import dispatch
 
     assert fluxgen.all_gather_matmul is ops.all_gather_matmul
     assert fluxgen.matmul_reduce_scatter is ops.matmul_reduce_scatter

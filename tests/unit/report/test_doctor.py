@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fluxgen.core.topology import GPUS
+from fluxgen.machine.device import Device
 from fluxgen.report import doctor
-from fluxgen.runtime.device import Device
 
 
 @pytest.mark.parametrize(

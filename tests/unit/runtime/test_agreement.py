@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fluxgen.core.errors import AgreementError  # noqa: E402
-from fluxgen.runtime.agreement import Statement, compare  # noqa: E402
+from fluxgen.runtime.session.agreement import Statement, compare  # noqa: E402
 
 
 def statement(local="1", why="", common=None, **choice):
@@ -64,7 +64,7 @@ def test_the_nth_exchange_meets_the_nth(monkeypatch):
 
     import torch.distributed as dist
 
-    from fluxgen.runtime.agreement import Ledger
+    from fluxgen.runtime.session.agreement import Ledger
 
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_process_group_store", lambda group: store)

@@ -19,7 +19,7 @@ from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Provenance
 from fluxgen.core.topology import GPUS, Topology
-from fluxgen.runtime.device import Device
+from fluxgen.machine.device import Device
 from fluxgen.tune import PredictEvaluator, decide, evaluators, make_evaluator, resolve
 from fluxgen.tune.candidates import KNOBS, SM_COPY, Candidates
 from fluxgen.tune.cover import Costs, choose_kernels

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fluxgen.build.store import Store
+from fluxgen.codegen.render import render_emulated_link
 from fluxgen.core.errors import KernelError
 from fluxgen.native import abi
 from fluxgen.native.loader import ErrorText, Library
+from fluxgen.runtime.session.kernels import artefact_path
 
 __all__ = ["Departure", "EmulatedLink", "LinkFigures"]
 
@@ -148,3 +151,15 @@ class EmulatedLink(Library):
             self._symbol("fluxgen_link_cancel", None)(self._handle)
             raise KernelError(f"emulated link: a call did not end within {seconds:g} s")
         return LinkFigures(figures.lag_us, figures.latest_us, figures.raised, figures.late)
+
+
+def emulated_link(arch: str, root: Path | None = None) -> EmulatedLink:
+    """A new emulated link on the current device.
+
+    Args:
+        root: the store's directory, None for ``Settings.store``.
+
+    Raises:
+        StoreError: not built, damaged, or writable by others. KernelError: not loadable.
+    """
+    return EmulatedLink(artefact_path(render_emulated_link(arch), Store(root)))

@@ -1,7 +1,7 @@
 """The op of a row-parallel layer whose result every rank needs: ``matmul_all_reduce``.
 
-A custom op as those of :mod:`fluxgen.runtime.ops`, with a fake kernel and autograd. Its fused path
-has two shots: of the ``gemm_rs`` that the database names for these rows each rank reduces its part,
+A custom op (:mod:`fluxgen.runtime.ops.call`) with a fake kernel and autograd. Its fused path has
+two shots: of the ``gemm_rs`` that the database names for these rows each rank reduces its part,
 in fp32 and rank order, and the same kernel pushes it to every peer. Elsewhere the device library
 multiplies and the group's all-reduce adds. Either way all ranks get the same bits.
 
@@ -19,10 +19,10 @@ import torch
 
 from fluxgen.core.errors import UsageError
 from fluxgen.core.op import Op
-from fluxgen.runtime import dispatch, fallback, functional
-from fluxgen.runtime.autocast import any_autocast, cast
-from fluxgen.runtime.autograd import rows
-from fluxgen.runtime.checks import (
+from fluxgen.runtime.ops import fallback, functional
+from fluxgen.runtime.ops.autocast import any_autocast, cast
+from fluxgen.runtime.ops.call import is_plain_call, known_call, remember, rows
+from fluxgen.runtime.ops.checks import (
     check_bias,
     check_like,
     check_tangents,
@@ -30,17 +30,11 @@ from fluxgen.runtime.checks import (
     check_weight,
     check_x,
 )
-from fluxgen.runtime.dispatch import Call
-from fluxgen.runtime.groups import state_of
-from fluxgen.runtime.ops import (
-    Group,
-    group_of,
-    is_plain_call,
-    known_call,
-    remember,
-    resolve,
-)
-from fluxgen.runtime.runs import layout_of
+from fluxgen.runtime.session import dispatch
+from fluxgen.runtime.session.dispatch import Call
+from fluxgen.runtime.session.groups import state_of
+from fluxgen.runtime.session.launches import layout_of
+from fluxgen.runtime.session.membership import Group, group_of, resolve
 
 __all__ = ["matmul_all_reduce", "matmul_of_replicated"]
 

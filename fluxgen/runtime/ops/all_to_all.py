@@ -2,12 +2,12 @@
 
 Rows of dim 0 go to the ranks as ``torch.distributed.all_to_all_single`` sends them: after the
 matmul (the combine of experts' results, one side of Ulysses attention) or before it. Custom ops as
-those of :mod:`fluxgen.runtime.ops`; each is the other's backward.
+those of :mod:`fluxgen.runtime.ops.call`; each is the other's backward.
 
 Without split sizes every rank sends equal parts, and the fused path is that of ``gemm_rs`` without
 its sum, or of ``ag_gemm`` with a part of x for each peer, where the database names one. Split sizes
 are a rank's own and may change at each call; calls with them run unfused, and each of them is
-compared between ranks before anything is sent (:mod:`fluxgen.runtime.splits`).
+compared between ranks before anything is sent (:mod:`fluxgen.runtime.ops.splits`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,16 @@ import torch
 
 from fluxgen.core.errors import UsageError
 from fluxgen.core.op import Op
-from fluxgen.runtime import dispatch, fallback, functional
-from fluxgen.runtime.autocast import any_autocast, cast
-from fluxgen.runtime.autograd import rows
-from fluxgen.runtime.checks import check_bias, check_tangents, check_weight, check_x
-from fluxgen.runtime.dispatch import Call, Cause, Decision
-from fluxgen.runtime.groups import state_of
-from fluxgen.runtime.ops import (
-    Group,
-    group_of,
-    is_plain_call,
-    known_call,
-    rank_of,
-    remember,
-    resolve,
-)
-from fluxgen.runtime.runs import layout_of
-from fluxgen.runtime.splits import compare_splits, tell_refused
+from fluxgen.runtime.ops import fallback, functional
+from fluxgen.runtime.ops.autocast import any_autocast, cast
+from fluxgen.runtime.ops.call import is_plain_call, known_call, remember, rows
+from fluxgen.runtime.ops.checks import check_bias, check_tangents, check_weight, check_x
+from fluxgen.runtime.ops.splits import compare_splits, tell_refused
+from fluxgen.runtime.session import dispatch
+from fluxgen.runtime.session.dispatch import Call, Cause, Decision
+from fluxgen.runtime.session.groups import state_of
+from fluxgen.runtime.session.launches import layout_of
+from fluxgen.runtime.session.membership import Group, group_of, rank_of, resolve
 
 __all__ = ["all_to_all_matmul", "matmul_all_to_all"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fluxgen.runtime.dispatch import warn_once
+from fluxgen.runtime.session.dispatch import warn_once
 
 __all__ = [
     "all_gather",

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import KernelError, StoreError, ToolchainError, UsageError
 from fluxgen.core.problem import Problem, Signature
+from fluxgen.machine.device import devices
 from fluxgen.native import abi
 from fluxgen.native.arguments import copy_args, gemm_args
 from fluxgen.native.loader import FusedKernel, SupportKernels
 from fluxgen.native.workspace import Sizes, chunk_size, sizes
-from fluxgen.runtime.device import devices
-from fluxgen.runtime.kernels import fused_kernel
+from fluxgen.runtime.session.kernels import fused_kernel
 from fluxgen.tune.device import schedule
 from tests.unit.protocol.host import driver
 

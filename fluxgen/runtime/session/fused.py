@@ -18,11 +18,11 @@ import torch
 from fluxgen.core.errors import CommTimeout
 from fluxgen.native.loader import CallGraphs, ErrorText
 from fluxgen.native.workspace import Sizes, aligned, sizes
-from fluxgen.runtime import kernels
-from fluxgen.runtime.dispatch import Winner
-from fluxgen.runtime.hosted import HostPart
-from fluxgen.runtime.mapped import Workspace
-from fluxgen.runtime.symmetric import SymmetricPart
+from fluxgen.runtime.memory.hosted import HostPart
+from fluxgen.runtime.memory.mapped import Workspace
+from fluxgen.runtime.memory.symmetric import SymmetricPart
+from fluxgen.runtime.session import kernels
+from fluxgen.runtime.session.dispatch import Winner
 
 __all__ = ["ITEM", "Fused", "Queue"]
 

@@ -25,10 +25,10 @@ from fluxgen.kernels.family import panel_limit
 from fluxgen.native import abi
 from fluxgen.native.arguments import copy_args, gemm_args, reduce_args, row_stride
 from fluxgen.native.loader import FusedKernel
-from fluxgen.runtime import dispatch, kernels
-from fluxgen.runtime.dispatch import Call, Decision, warn_once
-from fluxgen.runtime.fused import ITEM, Fused
-from fluxgen.runtime.mapped import Workspace
+from fluxgen.runtime.memory.mapped import Workspace
+from fluxgen.runtime.session import dispatch, kernels
+from fluxgen.runtime.session.dispatch import Call, Decision, warn_once
+from fluxgen.runtime.session.fused import ITEM, Fused
 
 __all__ = ["GRAPHS", "GatherRun", "ScatterRun", "layout_of", "run_of"]
 

@@ -2,8 +2,8 @@
 
 A :class:`Decision` is ``fused`` where a record names a kernel that is compiled and legal for the
 call; else ``unfused`` (the device library's matmul and the group's own collective), with the
-reason. It follows from the call and the machine alone; :mod:`fluxgen.runtime.groups` makes sure
-that all ranks of the group come to the same.
+reason. It follows from the call and the machine alone;
+:mod:`fluxgen.runtime.session.groups` makes sure that all ranks of the group come to the same.
 
 Settings here hold for the whole process, not for one thread: backward passes run on threads of
 autograd's own, and a rank that decides otherwise there than in its forward would be a surprise.
@@ -32,9 +32,9 @@ from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
 from fluxgen.db.lookup import default_lookup
 from fluxgen.db.result import LookupResult
-from fluxgen.runtime import kernels
-from fluxgen.runtime.device import devices
-from fluxgen.runtime.wiring import UNKNOWN, Wiring
+from fluxgen.machine.device import devices
+from fluxgen.machine.wiring import UNKNOWN, Wiring
+from fluxgen.runtime.session import kernels
 
 RECENT = 256
 """Decisions that :func:`explain` can look back on."""

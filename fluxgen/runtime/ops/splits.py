@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import AgreementError, CaptureError
-from fluxgen.runtime.dispatch import Call
-from fluxgen.runtime.fallback import gather_into
-from fluxgen.runtime.groups import state_of
+from fluxgen.runtime.ops.fallback import gather_into
+from fluxgen.runtime.session.dispatch import Call
+from fluxgen.runtime.session.groups import state_of
 
 __all__ = ["compare_splits", "tell_refused"]
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.native.workspace import Sizes
-from fluxgen.runtime.mapped import Workspace
+from fluxgen.runtime.memory.mapped import Workspace
 
 __all__ = ["SymmetricPart"]
 

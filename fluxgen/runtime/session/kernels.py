@@ -13,7 +13,6 @@ from fluxgen.build.compiler import Source
 from fluxgen.build.store import Store
 from fluxgen.codegen.render import (
     Rendered,
-    render_emulated_link,
     render_kernel,
     render_support,
 )
@@ -22,7 +21,6 @@ from fluxgen.core.errors import StoreError
 from fluxgen.core.problem import Signature
 from fluxgen.native import abi
 from fluxgen.native.loader import FusedKernel, SupportKernels
-from fluxgen.runtime.emulated_link import EmulatedLink
 
 
 def source_of(rendered: Rendered) -> Source:
@@ -40,7 +38,12 @@ def _key(rendered: Rendered, store: Store) -> str:
     return artifact.key
 
 
-def _path(rendered: Rendered, store: Store) -> Path:
+def artefact_path(rendered: Rendered, store: Store) -> Path:
+    """The library of ``rendered`` in ``store``, checked against its recorded hash.
+
+    Raises:
+        StoreError: not built, damaged, or writable by others.
+    """
     return store.load_path(_key(rendered, store))
 
 
@@ -69,16 +72,11 @@ def fused_kernel(
     Raises:
         StoreError: not built, damaged, or writable by others. KernelError: not loadable.
     """
-    path = _path(render_kernel(signature, arch, kernel), Store(root))
+    path = artefact_path(render_kernel(signature, arch, kernel), Store(root))
     return FusedKernel(path, signature, kernel)
 
 
 @lru_cache(maxsize=8)
 def support_kernels(arch: str, root: Path | None = None) -> SupportKernels:
     """The support library of ``arch``; errors as :func:`fused_kernel`."""
-    return SupportKernels(_path(render_support(arch), Store(root)))
-
-
-def emulated_link(arch: str, root: Path | None = None) -> EmulatedLink:
-    """A new emulated link on the current device; errors as :func:`fused_kernel`."""
-    return EmulatedLink(_path(render_emulated_link(arch), Store(root)))
+    return SupportKernels(artefact_path(render_support(arch), Store(root)))

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import UsageError
-from fluxgen.runtime import ops
-from fluxgen.runtime.nn import _ParallelLinear
+from fluxgen.runtime.layers.nn import _ParallelLinear
+from fluxgen.runtime.session.membership import resolve
 
 __all__ = [
     "ShardedParameter",
@@ -196,7 +196,7 @@ def full_state_dict(module: torch.nn.Module) -> dict[str, Any]:
         if name in state and dim is not None:
             local = state[name].detach().contiguous()
             every = [torch.empty_like(local) for _ in range(layer.tp)]
-            dist.all_gather(every, local, group=ops.resolve(layer.group_name))
+            dist.all_gather(every, local, group=resolve(layer.group_name))
             state[name] = layer.cut.join(every, dim)
     return state
 

@@ -25,7 +25,7 @@ from fluxgen.native import abi
 from fluxgen.native.arguments import copy_args, gemm_args, reduce_args, row_stride
 from fluxgen.native.loader import FusedKernel, SupportKernels
 from fluxgen.native.workspace import Sizes, group_view, sizes
-from fluxgen.runtime.mapped import zeroed
+from fluxgen.runtime.memory.mapped import zeroed
 
 HARDWARE_QUEUES = 32
 """Streams that never wait for each other, with ``CUDA_DEVICE_MAX_CONNECTIONS=32``."""

@@ -32,8 +32,9 @@ import torch
 
 from fluxgen.core.errors import UsageError
 from fluxgen.runtime import ops
-from fluxgen.runtime.all_reduce import matmul_all_reduce, matmul_of_replicated
-from fluxgen.runtime.shards import Cut, Parts, sum_over_copies
+from fluxgen.runtime.layers.shards import Cut, Parts, sum_over_copies
+from fluxgen.runtime.ops.all_reduce import matmul_all_reduce, matmul_of_replicated
+from fluxgen.runtime.session.membership import Group, member_of
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
@@ -49,7 +50,8 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         sequence_dim: the dim of the activations that is cut between ranks, not the last.
         sequence_parallel: whether it is cut; else every rank holds all of them.
         parts: of a fused weight, in its order: sizes along the dim that is cut, or
-            :class:`~fluxgen.runtime.shards.Part` where heads stay whole. None: one plain chunk.
+            :class:`~fluxgen.runtime.layers.shards.Part` where heads stay whole. None: one
+            plain chunk.
         device, dtype: of the parameters.
 
     Attributes:
@@ -71,7 +73,7 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         in_features: int,
         out_features: int,
         *,
-        group: ops.Group,
+        group: Group,
         bias: bool = True,
         sequence_dim: int = 0,
         sequence_parallel: bool = True,
@@ -82,7 +84,7 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.sequence_dim, self.sequence_parallel = sequence_dim, sequence_parallel
-        self.group_name, self.tp, self.rank = ops.member_of(group)
+        self.group_name, self.tp, self.rank = member_of(group)
         shape = [out_features, in_features]
         self.cut = Cut.of(
             ("out_features", "in_features")[self.cut_dim],
@@ -124,7 +126,7 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
         cls: type[_Layer],
         linear: torch.nn.Linear,
         *,
-        group: ops.Group,
+        group: Group,
         sequence_dim: int = 0,
         **options: Any,
     ) -> _Layer:
@@ -169,7 +171,7 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
 
     def sharded_state_dict(self, prefix: str = "") -> dict[str, Any]:
         """The parameters for ``torch.distributed.checkpoint``: see :mod:`.checkpoint`."""
-        from fluxgen.runtime.checkpoint import sharded_state_dict
+        from fluxgen.runtime.layers.checkpoint import sharded_state_dict
 
         return {prefix + name: value for name, value in sharded_state_dict(self).items()}
 
@@ -225,7 +227,7 @@ class ColumnParallelLinear(_ParallelLinear):
         in_features: int,
         out_features: int,
         *,
-        group: ops.Group,
+        group: Group,
         bias: bool = True,
         sequence_dim: int = 0,
         sequence_parallel: bool = True,

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from fluxgen.core.topology import GPUS, LinkKind
-from fluxgen.runtime.wiring import Wiring, islands, nvlinked
+from fluxgen.machine.wiring import Wiring, islands, nvlinked
 
 # Pairs of GPUs with bridges: 0 and 1, 2 and 3. GPU 9 is not shown.
 FAKE_NVML = """

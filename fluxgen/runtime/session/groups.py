@@ -20,15 +20,15 @@ import torch.distributed as dist
 import fluxgen
 from fluxgen.core.errors import AgreementError, CaptureError, FluxgenError, UsageError
 from fluxgen.core.settings import Settings
+from fluxgen.machine.device import devices
+from fluxgen.machine.wiring import Wiring, islands, nvlinked
 from fluxgen.native import abi
-from fluxgen.runtime import dispatch
-from fluxgen.runtime.agreement import Ledger, Statement
-from fluxgen.runtime.device import devices
-from fluxgen.runtime.dispatch import Call, Cause, Decision
-from fluxgen.runtime.fused import SHARED_GPU_SMS, Fused
-from fluxgen.runtime.membership import Group, group_of, resolve
-from fluxgen.runtime.runs import run_of
-from fluxgen.runtime.wiring import Wiring, islands, nvlinked
+from fluxgen.runtime.session import dispatch
+from fluxgen.runtime.session.agreement import Ledger, Statement
+from fluxgen.runtime.session.dispatch import Call, Cause, Decision
+from fluxgen.runtime.session.fused import SHARED_GPU_SMS, Fused
+from fluxgen.runtime.session.launches import run_of
+from fluxgen.runtime.session.membership import Group, group_of, resolve
 
 __all__ = ["Entry", "GroupState", "check_timeouts", "known_state", "reset", "state_of"]
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from fluxgen.core.errors import MachineError
 from fluxgen.native.workspace import Sizes
-from fluxgen.runtime.mapped import Workspace
+from fluxgen.runtime.memory.mapped import Workspace
 
 __all__ = ["HostPart", "SharedFile"]
 

@@ -1,0 +1,1 @@
+"""This machine: its GPUs and how they are wired, found without Torch."""

@@ -1,0 +1,1 @@
+"""Layers around the ops, their shards and their checkpoints."""

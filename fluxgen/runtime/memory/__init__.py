@@ -1,0 +1,1 @@
+"""Workspaces: symmetric memory of peers, and pinned memory of the host."""

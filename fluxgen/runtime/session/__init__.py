@@ -1,0 +1,1 @@
+"""What the ranks of a group agree on, and how their calls are launched."""

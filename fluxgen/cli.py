@@ -333,8 +333,8 @@ def _evaluator(
 
 def _compiled(gpu: Gpu, jobs: int | None, compiled_only: bool) -> CompiledKernels:
     """What the device evaluator runs: compiled as needed, where there is a compiler."""
-    from fluxgen.build import toolchain
-    from fluxgen.build.store import Store
+    from fluxgen.compiler import toolchain
+    from fluxgen.compiler.store import Store
     from fluxgen.tune import CompiledKernels
 
     tools = None
@@ -382,9 +382,9 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Render the tuned kernels into sources with a manifest, and compile what is not yet built."""
-    from fluxgen.build.builder import build_all
-    from fluxgen.build.generated import check_sources, read_manifest, render_all, write_sources
-    from fluxgen.build.store import Store
+    from fluxgen.compiler.builder import build_all
+    from fluxgen.compiler.generated import check_sources, read_manifest, render_all, write_sources
+    from fluxgen.compiler.store import Store
     from fluxgen.report.tables import print_table
     from fluxgen.runtime.session.kernels import source_of
 
@@ -489,8 +489,8 @@ def build(
 
 def _prebuilt(sources: list[Any], store: Any) -> tuple[list[Any], Any]:
     """The toolchain to build with; without one, what is built already, if that is everything."""
-    from fluxgen.build import toolchain
-    from fluxgen.build.builder import Result
+    from fluxgen.compiler import toolchain
+    from fluxgen.compiler.builder import Result
 
     if not sources:
         return [], None
@@ -519,7 +519,7 @@ def _tuned_entries(
     training: bool,
     db: Path | None,
 ) -> set[Any]:
-    from fluxgen.build.generated import Entry, compiled_part
+    from fluxgen.compiler.generated import Entry, compiled_part
     from fluxgen.db.lookup import default_lookup
     from fluxgen.shapes import counted_problems
 
@@ -800,7 +800,7 @@ def report(
 
 
 def _write(path: Path, text: str) -> None:
-    from fluxgen.build.generated import write_text
+    from fluxgen.compiler.generated import write_text
 
     try:
         write_text(path, text)

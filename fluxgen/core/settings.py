@@ -5,7 +5,7 @@
 | ``FLUXGEN_HOME`` | database, store, storage | ``~/.cache/fluxgen`` (honours ``XDG_CACHE_HOME``) |
 | ``FLUXGEN_DB`` | tuning database file | ``$FLUXGEN_HOME/tuning.sqlite3`` |
 | ``FLUXGEN_STORE`` | compiled kernels | ``$FLUXGEN_HOME/store`` |
-| ``FLUXGEN_NVCC`` | the nvcc to use | found by :mod:`fluxgen.build.toolchain` |
+| ``FLUXGEN_NVCC`` | the nvcc to use | found by :mod:`fluxgen.compiler.toolchain` |
 | ``FLUXGEN_CUTLASS`` | CUTLASS include directory | the nvidia-cutlass wheel |
 | ``FLUXGEN_P2P_DISABLE`` | 1: ranks meet in the host's memory; on all ranks alike | 0 |
 | ``FLUXGEN_TIMEOUT_S`` | deadline of device-side waits, seconds | 30 |

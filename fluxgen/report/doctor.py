@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fluxgen.build import toolchain
-from fluxgen.build.store import Store
+from fluxgen.compiler import toolchain
+from fluxgen.compiler.store import Store
 from fluxgen.core.errors import FluxgenError
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.db.database import Database

@@ -6,16 +6,16 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from fluxgen.build.builder import default_jobs
-from fluxgen.build.compiler import CompileError
-from fluxgen.build.store import Store
-from fluxgen.build.toolchain import Toolchain
 from fluxgen.codegen.render import (
     Rendered,
     render_emulated_link,
     render_kernel,
     render_support,
 )
+from fluxgen.compiler.builder import default_jobs
+from fluxgen.compiler.nvcc import CompileError
+from fluxgen.compiler.store import Store
+from fluxgen.compiler.toolchain import Toolchain
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Signature

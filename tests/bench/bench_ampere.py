@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fluxgen.build import toolchain
-from fluxgen.build.builder import build_all
-from fluxgen.build.compiler import Source
-from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_kernel, render_support
 from fluxgen.codegen.space import why_illegal, why_illegal_kernel
+from fluxgen.compiler import toolchain
+from fluxgen.compiler.builder import build_all
+from fluxgen.compiler.nvcc import Source
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology

@@ -25,8 +25,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_kernel
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, Signature

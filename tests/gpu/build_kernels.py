@@ -13,11 +13,11 @@ import argparse
 import sys
 from dataclasses import replace
 
-from fluxgen.build import toolchain
-from fluxgen.build.builder import build_all
-from fluxgen.build.generated import Entry, read_manifest, render_all
-from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_emulated_link
+from fluxgen.compiler import toolchain
+from fluxgen.compiler.builder import build_all
+from fluxgen.compiler.generated import Entry, read_manifest, render_all
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.problem import Signature
 from fluxgen.core.settings import data_dir

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from fluxgen.build.store import Store
 from fluxgen.codegen.render import kernel_name, render_kernel
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import StoreError
 from fluxgen.core.problem import Signature

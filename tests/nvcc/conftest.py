@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluxgen.build.toolchain import Toolchain, find
+from fluxgen.compiler.toolchain import Toolchain, find
 from fluxgen.core.errors import ToolchainError
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from fluxgen.build.compiler import Source
-from fluxgen.build.store import Store
+from fluxgen.compiler.nvcc import Source
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology

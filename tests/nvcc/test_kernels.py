@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from fluxgen.build.generated import Entry
-from fluxgen.build.store import Store
 from fluxgen.cli import main
 from fluxgen.codegen.render import render_kernel
+from fluxgen.compiler.generated import Entry
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError, StoreError
 from fluxgen.core.problem import Signature

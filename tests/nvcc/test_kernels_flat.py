@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluxgen.build.generated import Entry
-from fluxgen.build.store import Store
+from fluxgen.compiler.generated import Entry
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError
 from fluxgen.core.problem import Signature

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from fluxgen.build import toolchain
-from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_kernel
+from fluxgen.compiler import toolchain
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.errors import KernelError, ToolchainError
 from fluxgen.core.problem import Signature

@@ -6,8 +6,8 @@ import ctypes as ct
 
 import pytest
 
-from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_support
+from fluxgen.compiler.store import Store
 from fluxgen.core.errors import KernelError
 from fluxgen.native import abi
 from fluxgen.native.loader import ErrorText, SupportKernels

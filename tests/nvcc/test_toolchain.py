@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fluxgen.build.builder import build_all
-from fluxgen.build.compiler import CompileError, Source
-from fluxgen.build.store import Store
-from fluxgen.build.toolchain import Toolchain, find
+from fluxgen.compiler.builder import build_all
+from fluxgen.compiler.nvcc import CompileError, Source
+from fluxgen.compiler.store import Store
+from fluxgen.compiler.toolchain import Toolchain, find
 
 pytestmark = pytest.mark.nvcc
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from fluxgen.build.compiler import Source
-from fluxgen.build.store import Store
 from fluxgen.codegen.render import (
     Rendered,
     render_kernel,
     render_support,
 )
+from fluxgen.compiler.nvcc import Source
+from fluxgen.compiler.store import Store
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import StoreError
 from fluxgen.core.problem import Signature

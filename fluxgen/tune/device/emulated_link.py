@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fluxgen.build.store import Store
 from fluxgen.codegen.render import render_emulated_link
+from fluxgen.compiler.store import Store
 from fluxgen.core.errors import KernelError
 from fluxgen.native import abi
 from fluxgen.native.loader import ErrorText, Library

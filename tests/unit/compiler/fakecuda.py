@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import fluxgen
-from fluxgen.build.compiler import Source
-from fluxgen.build.store import Store
-from fluxgen.build.toolchain import Toolchain, find
+from fluxgen.compiler.nvcc import Source
+from fluxgen.compiler.store import Store
+from fluxgen.compiler.toolchain import Toolchain, find
 from fluxgen.core.settings import Settings
 
 REPO = Path(fluxgen.__file__).parent.parent
@@ -172,10 +172,10 @@ class Fake:
         prelude = f"""
 import sys
 from pathlib import Path
-from fluxgen.build.builder import build_all
-from fluxgen.build.compiler import Source
-from fluxgen.build.store import Store
-from fluxgen.build.toolchain import find
+from fluxgen.compiler.builder import build_all
+from fluxgen.compiler.nvcc import Source
+from fluxgen.compiler.store import Store
+from fluxgen.compiler.toolchain import find
 from fluxgen.core.settings import Settings
 env = {self.env!r} | {{"FLUXGEN_NVCC": {str(self.cuda)!r}}}
 def toolchain():

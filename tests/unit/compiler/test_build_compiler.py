@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fakecuda import Fake, alive, until
 
-from fluxgen.build import process
-from fluxgen.build.compiler import CompileError, Source, arch_flags, compile
-from fluxgen.build.ptxas import PtxasFacts, first_error, out_of_memory, parse_facts
+from fluxgen.compiler import process
+from fluxgen.compiler.nvcc import CompileError, Source, arch_flags, compile
+from fluxgen.compiler.ptxas import PtxasFacts, first_error, out_of_memory, parse_facts
 from fluxgen.core.errors import BuildError, StoreError, ToolchainError, UsageError
 
 C7510 = (

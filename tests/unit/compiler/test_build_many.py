@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fakecuda import Fake, alive, until
 
-from fluxgen.build.builder import Result, build_all, default_jobs
+from fluxgen.compiler.builder import Result, build_all, default_jobs
 from fluxgen.core.errors import StoreError, ToolchainError, UsageError
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from fakecuda import Fake, alive, until
 
-from fluxgen.build import artifact as artifact_module
-from fluxgen.build import locks
-from fluxgen.build.artifact import key_of, source_key
-from fluxgen.build.compiler import CompileError, Source
-from fluxgen.build.headers import headers_hash
-from fluxgen.build.store import Store
+from fluxgen.compiler import artifact as artifact_module
+from fluxgen.compiler import locks
+from fluxgen.compiler.artifact import key_of, source_key
+from fluxgen.compiler.headers import headers_hash
+from fluxgen.compiler.nvcc import CompileError, Source
+from fluxgen.compiler.store import Store
 from fluxgen.core.errors import StoreError
 
 

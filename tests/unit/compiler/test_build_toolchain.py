@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fakecuda import Fake, make_cuda, make_cutlass
 
-from fluxgen.build import toolchain as toolchain_module
-from fluxgen.build.artifact import key_of
-from fluxgen.build.toolchain import find
+from fluxgen.compiler import toolchain as toolchain_module
+from fluxgen.compiler.artifact import key_of
+from fluxgen.compiler.toolchain import find
 from fluxgen.core.errors import ToolchainError
 from fluxgen.core.settings import Settings
 

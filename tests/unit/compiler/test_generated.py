@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fluxgen.build.generated import (
+from fluxgen.compiler.generated import (
     MANIFEST,
     Entry,
     check_sources,

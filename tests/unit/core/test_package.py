@@ -34,10 +34,10 @@ def test_lookup_imports_neither_torch_nor_optuna():
 
 
 def test_no_folder_of_tests_is_passed_over(request):
-    """pytest's own list of folders to skip holds "build" and "dist", which are tests here."""
+    """pytest's own list of folders to skip holds "dist", which are tests here."""
     from pathlib import Path
 
     root = Path(__file__).parents[2]
     folders = {path.parent.name for path in root.rglob("test_*.py")}
-    assert {"build", "dist", "nvcc", "gpu"} <= folders
+    assert {"dist", "nvcc", "gpu"} <= folders
     assert not folders & set(request.config.getini("norecursedirs"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fluxgen.build.generated import Entry, compiled_part, read_manifest
+from fluxgen.compiler.generated import Entry, compiled_part, read_manifest
 from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import LinkKind

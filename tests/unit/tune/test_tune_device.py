@@ -10,7 +10,7 @@ import time
 import pytest
 from tuning_helpers import Fake
 
-from fluxgen.build.compiler import CompileError
+from fluxgen.compiler.nvcc import CompileError
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, Signature
@@ -238,4 +238,4 @@ def test_the_libraries_have_to_be_there():
 
 
 def test_compiling_uses_the_store_of_the_tuner():
-    assert compiled.Store.__module__ == "fluxgen.build.store"
+    assert compiled.Store.__module__ == "fluxgen.compiler.store"

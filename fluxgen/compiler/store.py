@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fluxgen.build import artifact as artifacts
-from fluxgen.build import locks, private
-from fluxgen.build.artifact import Artifact, key_of, source_key
-from fluxgen.build.compiler import CU, DEFAULT_TIMEOUT_S, LOG, SO, CompileError, Source, compile
-from fluxgen.build.headers import headers_hash
-from fluxgen.build.toolchain import Toolchain
+from fluxgen.compiler import artifact as artifacts
+from fluxgen.compiler import locks, private
+from fluxgen.compiler.artifact import Artifact, key_of, source_key
+from fluxgen.compiler.headers import headers_hash
+from fluxgen.compiler.nvcc import CU, DEFAULT_TIMEOUT_S, LOG, SO, CompileError, Source, compile
+from fluxgen.compiler.toolchain import Toolchain
 from fluxgen.core.errors import StoreError
 from fluxgen.core.settings import Settings
 
@@ -108,7 +108,7 @@ class Store:
             report: gets a line when a wait is long or a damaged kernel is replaced.
 
         Raises:
-            CompileError: see :func:`fluxgen.build.compiler.compile`; the log is in ``failed/``.
+            CompileError: see :func:`fluxgen.compiler.nvcc.compile`; the log is in ``failed/``.
             StoreError: the store is not private, cannot be written, or is full.
         """
         key = key_of(source, toolchain)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from fluxgen.build import process
-from fluxgen.build.headers import headers_hash, include_dir
-from fluxgen.build.ptxas import (
+from fluxgen.compiler import process
+from fluxgen.compiler.headers import headers_hash, include_dir
+from fluxgen.compiler.ptxas import (
     PtxasFacts,
     disk_full,
     first_error,
@@ -23,7 +23,7 @@ from fluxgen.build.ptxas import (
     parse_facts,
     serialised_wgmma,
 )
-from fluxgen.build.toolchain import Toolchain
+from fluxgen.compiler.toolchain import Toolchain
 from fluxgen.core.errors import BuildError, StoreError, ToolchainError, UsageError
 
 # Without NDEBUG the asserts inside CUTLASS' main loop make ptxas serialise wgmma (C7510).
@@ -52,7 +52,7 @@ class Source:
         name: what messages call it.
         text: the whole .cu file.
         arch: ``sm80``, ``sm86``, ``sm89``, ``sm90``.
-        headers_hash: :func:`fluxgen.build.headers.headers_hash` of the text's headers.
+        headers_hash: :func:`fluxgen.compiler.headers.headers_hash` of the text's headers.
         include: directory of fluxgen's device headers.
         abi: version of the C interface, part of the store's key.
     """

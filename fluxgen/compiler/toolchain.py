@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fluxgen.build import process, wheels
-from fluxgen.build.headers import find_cutlass
+from fluxgen.compiler import process, wheels
+from fluxgen.compiler.headers import find_cutlass
 from fluxgen.core.errors import ToolchainError
 from fluxgen.core.settings import Settings
 

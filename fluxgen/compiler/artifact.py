@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fluxgen.build import private
-from fluxgen.build.compiler import FLAGS, SO, Source, arch_flags
-from fluxgen.build.ptxas import PtxasFacts
-from fluxgen.build.toolchain import Toolchain
+from fluxgen.compiler import private
+from fluxgen.compiler.nvcc import FLAGS, SO, Source, arch_flags
+from fluxgen.compiler.ptxas import PtxasFacts
+from fluxgen.compiler.toolchain import Toolchain
 from fluxgen.core.errors import StoreError
 
 META = "meta.json"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fluxgen.build.process import Cancelled
+from fluxgen.compiler.process import Cancelled
 from fluxgen.core.errors import StoreError
 
 REPORT_AFTER_S = 10.0

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fluxgen.build.artifact import Artifact, key_of
-from fluxgen.build.compiler import DEFAULT_TIMEOUT_S, CompileError, Source
-from fluxgen.build.store import Store
-from fluxgen.build.toolchain import Toolchain
+from fluxgen.compiler.artifact import Artifact, key_of
+from fluxgen.compiler.nvcc import DEFAULT_TIMEOUT_S, CompileError, Source
+from fluxgen.compiler.store import Store
+from fluxgen.compiler.toolchain import Toolchain
 from fluxgen.core.errors import StoreError, UsageError
 
 GIB_PER_JOB = 3.5

@@ -319,7 +319,7 @@ def _evaluator(
 ) -> Iterator[tuple[Evaluator, CompiledKernels | None]]:
     """The evaluator, and for one that runs kernels what compiles them; both end with the block."""
     from fluxgen import tune as tuning
-    from fluxgen.tune.worker import ProcessEvaluator
+    from fluxgen.tune.evaluators.process import ProcessEvaluator
 
     with ExitStack() as stack:
         compiled = None

@@ -9,11 +9,12 @@ from fluxgen.tune.evaluators import (
     Evaluator,
     Measurement,
     PredictEvaluator,
+    Recorder,
+    ReplayEvaluator,
     can_measure,
     make_evaluator,
     resolve,
 )
-from fluxgen.tune.replay import Recorder, ReplayEvaluator
 from fluxgen.tune.search import TuneResult, default_storage, searches, tune
 
 __all__ = [

@@ -9,7 +9,7 @@ from fluxgen.core.problem import check_int
 from fluxgen.core.record import Record
 from fluxgen.core.topology import Topology
 from fluxgen.tune.compiled import CompiledKernels
-from fluxgen.tune.evaluators import Evaluator
+from fluxgen.tune.evaluators.evaluator import Case, Evaluator
 
 TOLERANCE = 0.02
 """A fused kernel that now takes this much longer than the unfused path is a wrong record."""
@@ -69,7 +69,7 @@ def retime(
         if reason:
             out.append(Retimed(record, float("inf"), float("inf"), reason))
             continue
-        found = evaluator.evaluate(record.problem, topology, record.kernel, record.run)
+        found = evaluator.measure(Case(record.problem, topology, record.kernel, record.run))
         if not found.ok:
             reason = found.reason
         elif found.time_us > (1 + TOLERANCE) * found.baseline_us:

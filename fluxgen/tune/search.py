@@ -2,7 +2,7 @@
 
 1. The model (:mod:`fluxgen.predict`) ranks every legal kernel for every problem.
 2. At most ``max_kernels`` are chosen that together serve all problems (:mod:`.cover`).
-3. Each problem is searched within them (:mod:`.plan`, :mod:`.tuner`), the baseline first.
+3. Each problem is searched within them (:mod:`.plan`, :mod:`.study`), the baseline first.
 4. Winners become records; where the baseline wins, the record says so.
 """
 
@@ -29,13 +29,13 @@ from fluxgen.predict import predict_baseline
 from fluxgen.tune.candidates import Candidates, Params
 from fluxgen.tune.cover import Costs, choose_kernels
 from fluxgen.tune.decide import Candidate, decide
-from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
+from fluxgen.tune.evaluators.evaluator import Case, Evaluator, Measurement, versions_of
 from fluxgen.tune.plan import History, shortlist
 from fluxgen.tune.seeds import heuristic_tiles, seed_kernels
 
 if TYPE_CHECKING:
     from fluxgen.tune.compiled import CompiledKernels
-    from fluxgen.tune.tuner import Session
+    from fluxgen.tune.study import Session
 
 DEFAULT_TRIALS = 16
 """Candidates per problem: a trial costs about 30 ms of Optuna and SQLite, and the prediction has
@@ -102,13 +102,13 @@ def default_storage() -> str:
 
 
 def searches(storage: str, topology: str) -> dict[str, list[float | None]]:
-    """How the searches on a topology went: see ``tuner.progress``.
+    """How the searches on a topology went: see ``study.progress``.
 
     Raises:
         UsageError: Optuna is not installed, or the storage cannot be opened.
     """
     try:
-        from fluxgen.tune.tuner import progress
+        from fluxgen.tune.study import progress
     except ImportError as error:
         raise UsageError(
             f"searches need Optuna: pip install 'fluxgen-kernels[tune]' ({error})"
@@ -146,7 +146,7 @@ def tune(
         problems: what to tune; duplicates are tuned once. topology: where it will run.
         evaluator: times candidates. trials: candidates per problem, over all runs of its study
             and with the baseline. timeout: seconds for the whole call.
-        storage: of Optuna (see ``tuner.open_storage``); None: ``default_storage()``.
+        storage: of Optuna (see ``study.open_storage``); None: ``default_storage()``.
         db: known winners and failures are read from it, new failures written to it.
         seed: of the sampler: the same seed gives the same trials, resumed or not.
         max_kernels: most distinct kernels of all records. counts: how often each problem occurs
@@ -170,7 +170,7 @@ def tune(
         raise UsageError(f"timeout: expected seconds above 0, or None; found {timeout!r}")
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        from fluxgen.tune.tuner import Session, open_storage
+        from fluxgen.tune.study import Session, open_storage
     except ImportError as error:
         raise UsageError(
             f"tuning needs Optuna: pip install 'fluxgen-kernels[tune]' ({error})"
@@ -361,7 +361,7 @@ def _evaluate(
         if reason:
             return Measurement.failure(evaluator.provenance, reason, kernel_failed=True)
     try:
-        return evaluator.evaluate(problem, topology, kernel, run)
+        return evaluator.measure(Case(problem, topology, kernel, run))
     except MachineError:
         raise
     except Exception as error:  # one bad candidate must not end the run

@@ -36,7 +36,7 @@ from fluxgen.tune import PredictEvaluator, Recorder, ReplayEvaluator, tune
 from fluxgen.tune.candidates import Candidates
 from fluxgen.tune.device.schedule import unfused_us
 from fluxgen.tune.evaluators import Evaluator
-from fluxgen.tune.worker import ProcessEvaluator
+from fluxgen.tune.evaluators.process import ProcessEvaluator
 
 SHAPES = (
     ("ag_gemm", 1024, 6144, 12288),

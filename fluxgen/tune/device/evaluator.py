@@ -1,8 +1,8 @@
 """The evaluator ``device``: a candidate is checked, then timed beside the unfused path.
 
-Runs in a process of its own (:mod:`fluxgen.tune.worker`): what breaks the GPU's context ends the
-process. On one GPU NVLink is imitated, see :mod:`.rank`; over PCIe the peers are the host's memory,
-see :mod:`.pcie`. Either way the figures are ``emulated``.
+Runs in a process of its own (:mod:`fluxgen.tune.evaluators.process`): what breaks the GPU's
+context ends the process. On one GPU NVLink is imitated, see :mod:`.rank`; over PCIe the peers are
+the host's memory, see :mod:`.pcie`. Either way the figures are ``emulated``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fluxgen.tune.device.emulated_link import emulated_link
 from fluxgen.tune.device.pcie import OverPcie
 from fluxgen.tune.device.rank import OneRank
 from fluxgen.tune.device.timing import MOST, ROUND, Stopwatch
-from fluxgen.tune.evaluators import Measurement
+from fluxgen.tune.evaluators.evaluator import Case, Evaluator, Measurement
 
 METHOD_VERSION = 6
 """Part of the name of every study: times of another method are not mixed in."""
@@ -68,7 +68,7 @@ class _Bench:
     best_us: float = math.inf
 
 
-class DeviceEvaluator:
+class DeviceEvaluator(Evaluator):
     """Measures on the current GPU, one problem after the other.
 
     Args:
@@ -127,13 +127,7 @@ class DeviceEvaluator:
         """Over NVLink a bound of both that are used, see :func:`.schedule.unfused_us`."""
         return Baseline.COPIES if topology.link.over_pcie else Baseline.LINK_BOUND
 
-    def evaluate(
-        self,
-        problem: Problem,
-        topology: Topology,
-        kernel: KernelConfig | None,
-        run: RunConfig | None,
-    ) -> Measurement:
+    def measure(self, case: Case) -> Measurement:
         """Check one candidate and time it, interleaved with the baseline.
 
         Raises:
@@ -141,7 +135,7 @@ class DeviceEvaluator:
             the process, with the reason as its last line.
         """
         try:
-            return self._evaluate(problem, topology, kernel, run)
+            return self._measure(case.problem, case.topology, case.kernel, case.run)
         except (StoreError, MachineError) as error:
             raise MachineError(str(error)) from error
         except (CommTimeout, KernelError) as error:
@@ -158,7 +152,7 @@ class DeviceEvaluator:
                 _end(error)
             raise
 
-    def _evaluate(
+    def _measure(
         self,
         problem: Problem,
         topology: Topology,
@@ -277,7 +271,7 @@ def _end(error: Exception) -> NoReturn:
 def make(
     gpu: Gpu, store: Path | None = None, check: bool = True, brief: bool = False
 ) -> DeviceEvaluator:
-    """For :class:`~fluxgen.tune.worker.ProcessEvaluator`."""
+    """For :class:`~fluxgen.tune.evaluators.process.ProcessEvaluator`."""
     torch.backends.cuda.matmul.allow_tf32 = False
     return DeviceEvaluator(gpu, store, check, brief)
 

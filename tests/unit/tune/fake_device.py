@@ -23,7 +23,8 @@ class FakeDevice(Fake):
         super().__init__()
         self.faults, self.log = faults, log
 
-    def evaluate(self, problem, topology, kernel, run) -> Measurement:
+    def measure(self, case) -> Measurement:
+        kernel, run = case.kernel, case.run
         name, fault = "baseline", ""
         if kernel is not None:
             cut = f"{run.chunk_axis.value}{run.chunks}"
@@ -43,7 +44,7 @@ class FakeDevice(Fake):
             raise ValueError("misaligned address")
         if fault == "broken":
             raise MachineError("the GPU is lost")
-        return super().evaluate(problem, topology, kernel, run)
+        return super().measure(case)
 
 
 def make(faults=None, log=os.devnull) -> FakeDevice:

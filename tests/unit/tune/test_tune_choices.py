@@ -20,9 +20,10 @@ from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Provenance
 from fluxgen.core.topology import GPUS, Topology
 from fluxgen.machine.device import Device
-from fluxgen.tune import PredictEvaluator, decide, evaluators, make_evaluator, resolve
+from fluxgen.tune import PredictEvaluator, decide, make_evaluator, resolve
 from fluxgen.tune.candidates import KNOBS, SM_COPY, Candidates
 from fluxgen.tune.cover import Costs, choose_kernels
+from fluxgen.tune.evaluators import choice
 from fluxgen.tune.plan import GIVEN_UP, RANKED_RUNS, RUNS_PER_KERNEL, History, next_step, shortlist
 from fluxgen.tune.seeds import heuristic_tiles, seed_kernels
 
@@ -227,7 +228,7 @@ def test_a_candidate_that_failed_on_one_rank_is_out() -> None:
 
 def test_evaluators_by_name() -> None:
     topology = TOPOLOGIES[8]
-    with mock.patch.object(evaluators, "devices", lambda: ()):
+    with mock.patch.object(choice, "devices", lambda: ()):
         assert isinstance(make_evaluator("auto", topology), PredictEvaluator)
         with pytest.raises(UsageError, match=r"expected a GPU .* in this machine.*predict"):
             make_evaluator("device", topology)
@@ -243,19 +244,19 @@ def test_auto_measures_where_the_gpu_is() -> None:
     other = Device("other", GPUS["a100-sxm-80gb"], "13.0")
     for found, expected in [((here,), "device"), ((other, here), "predict"), ((), "predict")]:
         with (
-            mock.patch.object(evaluators, "devices", lambda found=found: found),
-            mock.patch.object(evaluators, "torch_has_cuda", lambda: True),
+            mock.patch.object(choice, "devices", lambda found=found: found),
+            mock.patch.object(choice, "torch_has_cuda", lambda: True),
         ):
             assert resolve("auto", topology) == expected
-    with mock.patch.object(evaluators, "devices", lambda: (here,)):  # Torch's own word
+    with mock.patch.object(choice, "devices", lambda: (here,)):  # Torch's own word
         torch = pytest.importorskip("torch")
         expected = "device" if torch.version.cuda else "predict"
         assert resolve("auto", topology) == expected
     assert resolve("replay:x", topology) == "replay:x"
     sockets = Topology.of(topology.gpu, "pcie", 8, 2)
     with (
-        mock.patch.object(evaluators, "devices", lambda: (here,)),
-        mock.patch.object(evaluators, "torch_has_cuda", lambda: True),
+        mock.patch.object(choice, "devices", lambda: (here,)),
+        mock.patch.object(choice, "torch_has_cuda", lambda: True),
     ):
         assert resolve("auto", Topology.of(topology.gpu, "pcie", 8)) == "device"
         assert resolve("auto", sockets) == "predict"

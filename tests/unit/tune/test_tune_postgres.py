@@ -90,7 +90,7 @@ def server():
 
 @pytest.mark.slow
 def test_three_tuners_on_one_postgresql(server):
-    from fluxgen.tune.tuner import open_storage
+    from fluxgen.tune.study import open_storage
 
     open_storage(server)  # the tables, once
     here = str(Path(__file__).parent)
@@ -117,7 +117,7 @@ def test_three_tuners_on_one_postgresql(server):
 def test_a_server_that_is_not_there_is_one_clear_error():
     pytest.importorskip("psycopg2", reason="no driver for PostgreSQL: pip install psycopg2-binary")
     from fluxgen.core.errors import UsageError
-    from fluxgen.tune.tuner import open_storage
+    from fluxgen.tune.study import open_storage
 
     with pytest.raises(UsageError, match="storage: expected"):
         open_storage("postgresql+psycopg2://tuner@127.0.0.1:1/none")

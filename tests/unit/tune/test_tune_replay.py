@@ -16,7 +16,7 @@ from tuning_helpers import OTHER, PROBLEM, TOPOLOGY, Fake
 from fluxgen.core.errors import UsageError
 from fluxgen.core.record import Baseline
 from fluxgen.tune import Measurement, make_evaluator, tune
-from fluxgen.tune.replay import Recorder, ReplayEvaluator
+from fluxgen.tune.evaluators.replay import Recorder, ReplayEvaluator
 
 HERE = Path(__file__).parent
 
@@ -45,9 +45,10 @@ def test_a_replayed_search_makes_the_same_trials_and_finds_the_same(tmp_path):
         kind, provenance, method = Fake.kind, replay.provenance, replay.method
         baseline = staticmethod(replay.baseline)
 
-        def evaluate(self, problem, topology, kernel, run):
+        def measure(self, case):
+            problem, kernel, run = case.problem, case.kernel, case.run
             asked.append((problem, kernel, run))
-            return replay.evaluate(problem, topology, kernel, run)
+            return replay.measure(case)
 
     second = search(Watching(), (PROBLEM, OTHER))
     assert asked == live.calls
@@ -134,7 +135,7 @@ def test_mixed_provenance_and_bad_values_are_refused(tmp_path):
 def test_many_recorders_of_one_file_lose_and_mix_nothing(tmp_path):
     path = tmp_path / "trials.jsonl"
     program = (
-        "import sys; from tuning_helpers import *; from fluxgen.tune.replay import Recorder\n"
+        "import sys; from tuning_helpers import *; from fluxgen.tune import Recorder\n"
         "r = Recorder(Fake(), sys.argv[1])\n"
         "for _ in range(200): r.evaluate(PROBLEM, TOPOLOGY, None, None)\n"
     )

@@ -12,7 +12,7 @@ from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Baseline, Environment, Provenance, Record
 from fluxgen.core.topology import Topology
-from fluxgen.tune.evaluators import Measurement
+from fluxgen.tune.evaluators import Evaluator, Measurement
 from fluxgen.tune.retime import TOLERANCE, retime, sample
 
 TOPOLOGY = Topology.of("h200", "nvlink", 8)
@@ -28,7 +28,7 @@ def record(m, fused=True):
     return Record(problem, TOPOLOGY.key, kernel, run, 80.0, 100.0, Provenance.EMULATED, environment)
 
 
-class Device:
+class Device(Evaluator):
     """As slow as it is told, by m."""
 
     kind, provenance = "test", Provenance.EMULATED
@@ -42,7 +42,8 @@ class Device:
     def baseline(self, problem, topology):
         return Baseline.COPIES
 
-    def evaluate(self, problem, topology, kernel, run):
+    def measure(self, case):
+        problem, kernel, run = case.problem, case.kernel, case.run
         self.asked.append((problem.m, kernel, run))
         time_us = self.times.get(f"m{problem.m}", 80.0)
         if time_us is None:

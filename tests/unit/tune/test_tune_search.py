@@ -235,10 +235,11 @@ def test_an_evaluator_that_raises_fails_the_candidate_only() -> None:
 
 def test_without_a_baseline_a_problem_is_reported_not_guessed() -> None:
     class NoBaseline(Fake):
-        def evaluate(self, problem, topology, kernel, run):
+        def measure(self, case):
+            kernel = case.kernel
             if kernel is None:
                 return Measurement.failure(self.provenance, "out of memory")
-            return super().evaluate(problem, topology, kernel, run)
+            return super().measure(case)
 
     result = tune([PROBLEM], TOPOLOGY, evaluator=NoBaseline(), trials=5, storage="memory")
     assert result.records == ()
@@ -273,8 +274,9 @@ def test_drift_of_the_baseline_is_divided_out() -> None:
     class Drifting(Fake):
         """All gets twice as slow after the baseline was taken: the clock fell."""
 
-        def evaluate(self, problem, topology, kernel, run):
-            m = super().evaluate(problem, topology, kernel, run)
+        def measure(self, case):
+            kernel = case.kernel
+            m = super().measure(case)
             return m if kernel is None else replace(m, time_us=1800.0, baseline_us=2000.0)
 
     (record,) = tune([PROBLEM], TOPOLOGY, evaluator=Drifting(), trials=3, storage="memory").records

@@ -17,12 +17,12 @@ import pytest
 from optuna.trial import TrialState
 from tuning_helpers import PROBLEM, TOPOLOGY, Fake
 
-from fluxgen.tune import PredictEvaluator, tune, tuner
+from fluxgen.tune import PredictEvaluator, study, tune
 from fluxgen.tune.candidates import Candidates
 from fluxgen.tune.owners import PREFIX, alive, others_alive, this_owner
 from fluxgen.tune.plan import History
 from fluxgen.tune.search import study_name
-from fluxgen.tune.tuner import BASELINE, VOID, Session, open_storage
+from fluxgen.tune.study import BASELINE, VOID, Session, open_storage
 
 HELPER = Path(__file__).with_name("tuning_helpers.py")
 ROOT = Path(__file__).parents[3]
@@ -99,17 +99,18 @@ def test_a_tuner_whose_trials_are_used_up_waits_for_anothers_baseline(tmp_path) 
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Fake):
-        def evaluate(self, problem, topology, kernel, run):
+        def measure(self, case):
+            kernel = case.kernel
             if kernel is None:
                 begun.set()
                 assert go_on.wait(60)
-            return super().evaluate(problem, topology, kernel, run)
+            return super().measure(case)
 
     class Last(Fake):
-        def evaluate(self, problem, topology, kernel, run):
+        def measure(self, case):
             if len(self.calls) == 2:  # with the baseline, that is all four
                 threading.Timer(0.5, go_on.set).start()
-            return super().evaluate(problem, topology, kernel, run)
+            return super().measure(case)
 
     results = []
 
@@ -247,11 +248,11 @@ def test_owners() -> None:
 
 def test_a_journal_lock_left_by_a_killed_tuner_ends_within_its_grace(tmp_path, monkeypatch) -> None:
     """K09: the lock of a process that was killed holding it must not stop the next for ever."""
-    monkeypatch.setattr(tuner, "JOURNAL_GRACE_S", 1)
+    monkeypatch.setattr(study, "JOURNAL_GRACE_S", 1)
     path = tmp_path / "study.journal"
     path.touch()
     Path(f"{path}.lock").symlink_to(path)
     start = time.monotonic()
-    storage = tuner.open_storage(f"journal:{path}")
+    storage = study.open_storage(f"journal:{path}")
     assert optuna.create_study(storage=storage, study_name="x").trials == []
     assert 0.5 < time.monotonic() - start < 20

@@ -19,8 +19,9 @@ from fluxgen.core.config import KernelConfig, RunConfig, Schedule
 from fluxgen.core.errors import MachineError, UnsupportedError
 from fluxgen.core.record import Baseline
 from fluxgen.db.database import Database
-from fluxgen.tune import tune, worker
-from fluxgen.tune.worker import ProcessEvaluator
+from fluxgen.tune import tune
+from fluxgen.tune.evaluators import process
+from fluxgen.tune.evaluators.process import ProcessEvaluator
 
 HERE = Path(__file__).parent
 DEVICE = "fake_device"
@@ -101,8 +102,8 @@ def test_one_that_cannot_be_killed_ends_the_search(device, tmp_path, monkeypatch
     """As one that the driver holds: a tuner that waited for it would hang with it."""
     evaluator = device(n96="hang", timeout_s=1.0)
     with monkeypatch.context() as immortal:
-        immortal.setattr(worker, "KILLED_S", 0.5)
-        immortal.setattr(worker.os, "killpg", lambda pid, how: None)
+        immortal.setattr(process, "KILLED_S", 0.5)
+        immortal.setattr(process.os, "killpg", lambda pid, how: None)
         start = time.monotonic()
         with pytest.raises(MachineError, match="after it was killed: the driver holds it"):
             evaluator.evaluate(PROBLEM, TOPOLOGY, kernel(96), RUN)
@@ -179,7 +180,7 @@ def test_it_ends_with_its_tuner(tmp_path):
     """Also when the tuner is killed while a candidate hangs."""
     log = tmp_path / "l"
     program = (
-        "from fluxgen.tune.worker import ProcessEvaluator\n"
+        "from fluxgen.tune.evaluators.process import ProcessEvaluator\n"
         "from test_tune_worker import *\n"
         f"options = {{'faults': {{'n96': 'hang'}}, 'log': {str(log)!r}}}\n"
         f"evaluator = ProcessEvaluator('{DEVICE}:make', options, timeout_s=600)\n"

@@ -12,14 +12,14 @@ from fluxgen.codegen.space import why_illegal
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Topology
-from fluxgen.tune import Measurement, tune
+from fluxgen.tune import Evaluator, Measurement, tune
 
 TOPOLOGY = Topology.of("h100-sxm", "nvlink", 2)
 PROBLEM = Problem(Signature.of("ag_gemm"), 2048, 1024, 1024, 2)
 OTHER = Problem(Signature.of("gemm_rs"), 2048, 1024, 1024, 2)
 
 
-class Fake:
+class Fake(Evaluator):
     """Deterministic made-up times; every candidate beats the baseline unless told otherwise."""
 
     kind = "fake"
@@ -37,7 +37,8 @@ class Fake:
     def baseline(self, problem, topology):
         return Baseline.COPIES
 
-    def evaluate(self, problem, topology, kernel, run) -> Measurement:
+    def measure(self, case) -> Measurement:
+        problem, topology, kernel, run = case.problem, case.topology, case.kernel, case.run
         self.calls.append((problem, kernel, run))
         if len(self.calls) == self.die_at:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
 """An evaluator in a process of its own, which may crash or hang without ending the search.
 
-    search -> ProcessEvaluator -> pipe -> python -m fluxgen.tune.worker -> an Evaluator made there
+    search -> ProcessEvaluator -> pipe -> python -m (worker.py) -> an Evaluator made there
 
 A candidate that kills or hangs the process has failed, with the reason; the search writes it down
 and asks for it never again. The next candidate gets a new process, and with it a new context on the
@@ -10,23 +10,20 @@ GPU. A process that cannot even start means a broken machine and ends the search
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import importlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any
 
-from fluxgen.core.config import KernelConfig, RunConfig
-from fluxgen.core.errors import FluxgenError, MachineError
+from fluxgen.core.errors import MachineError
 from fluxgen.core.problem import Problem
-from fluxgen.core.record import Baseline, Provenance
+from fluxgen.core.record import Baseline
 from fluxgen.core.topology import Topology
-from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
+from fluxgen.tune.evaluators.evaluator import Case, Evaluator, Measurement
 
 START_S = 180.0
 """Until a process is ready: it imports Torch, makes a context and checks the GPU."""
@@ -37,10 +34,12 @@ KILLED_S = 30.0
 _TAIL = 2000
 """Bytes of the process's output that an error shows the last line of."""
 
+_WORKER = "fluxgen.tune.evaluators.worker"
+
 __all__ = ["START_S", "ProcessEvaluator"]
 
 
-class ProcessEvaluator:
+class ProcessEvaluator(Evaluator):
     """An :class:`~fluxgen.tune.evaluators.Evaluator` that lives in another process.
 
     Args:
@@ -70,8 +69,6 @@ class ProcessEvaluator:
         self._pipe: Connection | None = None
         self._output: IO[bytes] | None = None
         self.started = 0
-        self.kind: str
-        self.provenance: Provenance
         self.versions: dict[str, str]
         self._start()
 
@@ -102,20 +99,14 @@ class ProcessEvaluator:
         value = self._told("baseline", problem, topology)
         return None if value is None else Baseline(value)
 
-    def evaluate(
-        self,
-        problem: Problem,
-        topology: Topology,
-        kernel: KernelConfig | None,
-        run: RunConfig | None,
-    ) -> Measurement:
+    def measure(self, case: Case) -> Measurement:
         """Time one candidate; it fails if the process dies or takes longer than ``timeout_s``.
 
         Raises:
             MachineError: no new process comes up, one that hangs cannot be killed, or the evaluator
             says that the machine is broken.
         """
-        outcome, value = self._ask("evaluate", problem, topology, kernel, run)
+        outcome, value = self._ask("measure", case)
         if outcome == "done":
             assert isinstance(value, Measurement)
             return value
@@ -146,7 +137,13 @@ class ProcessEvaluator:
     def _start(self) -> None:
         ours, theirs = Pipe()
         self._pipe, self._output = ours, tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", "fluxgen.tune.worker", str(theirs.fileno()), self._maker]
+        command = [
+            sys.executable,
+            "-m",
+            _WORKER,
+            str(theirs.fileno()),
+            self._maker,
+        ]
         # A session of its own: Ctrl-C is the tuner's to deal with.
         self._process = subprocess.Popen(
             command,
@@ -230,47 +227,3 @@ class ProcessEvaluator:
                 resource.close()
         self._pipe = self._output = None
         return gone
-
-
-def _make(maker: str, options: Mapping[str, Any]) -> Evaluator:
-    module, _, function = maker.partition(":")
-    make: Callable[..., Evaluator] = getattr(importlib.import_module(module), function)
-    return make(**options)
-
-
-def _die_with_parent() -> None:
-    """The kernel kills this process when the tuner ends, also by SIGKILL, also while it hangs."""
-    pr_set_pdeathsig = 1
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def main(fd: int, maker: str) -> None:
-    """Serve one tuner until its end of the pipe is closed."""
-    _die_with_parent()
-    pipe = Connection(fd)
-    try:
-        options = pipe.recv()
-        try:
-            evaluator = _make(maker, options)
-        except FluxgenError as error:
-            pipe.send(("raised", error))
-            return
-        about = evaluator.kind, evaluator.provenance, versions_of(evaluator)
-        pipe.send(("done", about))
-        while True:
-            name, args = pipe.recv()
-            try:
-                answer = "done", getattr(evaluator, name)(*args)
-            except MachineError as error:
-                answer = "broken", str(error)
-            except Exception as error:  # the candidate's fault; the tuner writes it down
-                text = f"raised {type(error).__name__}: {error}"
-                answer = "failed", text
-            pipe.send(answer)
-    except (EOFError, ConnectionError):
-        pass  # the tuner is gone
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -19,14 +19,14 @@ from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.topology import Topology
-from fluxgen.tune.evaluators import Evaluator, Measurement, versions_of
+from fluxgen.tune.evaluators.evaluator import Case, Evaluator, Measurement, versions_of
 
 __all__ = ["Recorder", "ReplayEvaluator"]
 
 _Key = tuple[str, str, str, str]
 
 
-class Recorder:
+class Recorder(Evaluator):
     """An evaluator that appends each trial of another to a file.
 
     Args:
@@ -61,15 +61,10 @@ class Recorder:
             self._baselines[problem, topology] = self._evaluator.baseline(problem, topology)
         return self._baselines[problem, topology]
 
-    def evaluate(
-        self,
-        problem: Problem,
-        topology: Topology,
-        kernel: KernelConfig | None,
-        run: RunConfig | None,
-    ) -> Measurement:
+    def measure(self, case: Case) -> Measurement:
         """The evaluator's own."""
-        found = self._evaluator.evaluate(problem, topology, kernel, run)
+        problem, topology, kernel, run = case.problem, case.topology, case.kernel, case.run
+        found = self._evaluator.measure(case)
         baseline = self.baseline(problem, topology)
         trial = {
             "problem": problem.key,
@@ -95,7 +90,7 @@ class Recorder:
         return found
 
 
-class ReplayEvaluator:
+class ReplayEvaluator(Evaluator):
     """Trials out of a file of :class:`Recorder`; of one asked twice, the last.
 
     What was not recorded fails and says so. The ratio to the baseline is the recorded one: a trial
@@ -147,15 +142,9 @@ class ReplayEvaluator:
         """That of the recorded trials; None where none was stated."""
         return self._baselines.get((problem.key, topology.key))
 
-    def evaluate(
-        self,
-        problem: Problem,
-        topology: Topology,
-        kernel: KernelConfig | None,
-        run: RunConfig | None,
-    ) -> Measurement:
+    def measure(self, case: Case) -> Measurement:
         """The recorded figures of one candidate."""
-        key = (problem.key, topology.key, _text(kernel), _text(run))
+        key = (case.problem.key, case.topology.key, _text(case.kernel), _text(case.run))
         found = self._found.get(key)
         return found or Measurement.failure(self.provenance, "not among the recorded trials")
 

@@ -30,7 +30,7 @@ from fluxgen.db.mounts import network_filesystem
 from fluxgen.tune import plan
 from fluxgen.tune.candidates import KNOBS, Candidates, Params
 from fluxgen.tune.decide import Candidate
-from fluxgen.tune.evaluators import Measurement
+from fluxgen.tune.evaluators.evaluator import Measurement
 from fluxgen.tune.owners import PREFIX, others_alive, this_owner
 
 _log = logging.getLogger("fluxgen.tune")

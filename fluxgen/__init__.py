@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fluxgen.core.version import __version__
+
 if TYPE_CHECKING:
     from fluxgen.db.live import LiveLookup
     from fluxgen.db.result import LookupResult
-
-__version__ = "0.1.0"
 
 __all__ = ["__version__", "lookup"]
 

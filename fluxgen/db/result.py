@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import fluxgen
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Baseline, Provenance, Record
+from fluxgen.core.version import __version__
 from fluxgen.db.codec import record_to_json_line
 
 
@@ -108,5 +108,5 @@ def miss(key: str, tuned_sizes: Iterable[int], rejected: str) -> str:
 
 
 def _digest(key: str, line: str) -> str:
-    text = "\n".join((fluxgen.__version__, key, line))
+    text = "\n".join((__version__, key, line))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from fluxgen import __version__
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.errors import MachineError, UsageError
 from fluxgen.core.problem import Problem, Signature, check_int
 from fluxgen.core.record import Environment, Provenance, Record
 from fluxgen.core.settings import Settings
 from fluxgen.core.topology import Topology
+from fluxgen.core.version import __version__
 from fluxgen.db.database import Database
 from fluxgen.predict import predict_baseline
 from fluxgen.tune.candidates import Candidates, Params

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from fluxgen.core.errors import UsageError
-from fluxgen.runtime.layers.nn import _ParallelLinear
+from fluxgen.runtime.layers.shards import ShardedLayer
 from fluxgen.runtime.session.membership import resolve
 
 __all__ = [
@@ -203,11 +203,11 @@ def full_state_dict(module: torch.nn.Module) -> dict[str, Any]:
 
 def _sharded(
     module: torch.nn.Module,
-) -> Iterator[tuple[str, _ParallelLinear, str, torch.nn.Parameter]]:
+) -> Iterator[tuple[str, ShardedLayer, str, torch.nn.Parameter]]:
     """Parameters of our layers: the name in DCP's states, the layer, its own name for it."""
     is_ddp = isinstance(module, torch.nn.parallel.DistributedDataParallel)
     for path, layer in (module.module if is_ddp else module).named_modules():
-        if isinstance(layer, _ParallelLinear):
+        if isinstance(layer, ShardedLayer):
             clean = [part for part in path.split(".") if part and part not in _WRAPPERS]
             for own, parameter in layer.named_parameters(recurse=False):
                 yield ".".join([*clean, own]), layer, own, parameter
@@ -217,7 +217,7 @@ def _alike(value: Any, parameter: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 
-def _chunked(layer: _ParallelLinear, own: str, value: torch.Tensor) -> torch.Tensor:
+def _chunked(layer: ShardedLayer, own: str, value: torch.Tensor) -> torch.Tensor:
     """A tensor of a parameter's shape as its chunks of the full one; itself if it is not cut."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

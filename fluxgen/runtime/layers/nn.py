@@ -32,7 +32,8 @@ import torch
 
 from fluxgen.core.errors import UsageError
 from fluxgen.runtime import ops
-from fluxgen.runtime.layers.shards import Cut, Parts, sum_over_copies
+from fluxgen.runtime.layers.checkpoint import sharded_state_dict
+from fluxgen.runtime.layers.shards import Cut, Parts, ShardedLayer, sum_over_copies
 from fluxgen.runtime.ops.all_reduce import matmul_all_reduce, matmul_of_replicated
 from fluxgen.runtime.session.membership import Group, member_of
 
@@ -41,7 +42,7 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 _Layer = TypeVar("_Layer", bound="_ParallelLinear")
 
 
-class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untyped to mypy here
+class _ParallelLinear(ShardedLayer):
     """The weight of one rank and how it is cut from the full one.
 
     Args:
@@ -171,8 +172,6 @@ class _ParallelLinear(torch.nn.Module):  # type: ignore[misc]  # torch is untype
 
     def sharded_state_dict(self, prefix: str = "") -> dict[str, Any]:
         """The parameters for ``torch.distributed.checkpoint``: see :mod:`.checkpoint`."""
-        from fluxgen.runtime.layers.checkpoint import sharded_state_dict
-
         return {prefix + name: value for name, value in sharded_state_dict(self).items()}
 
     def extra_repr(self) -> str:

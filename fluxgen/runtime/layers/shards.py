@@ -21,7 +21,7 @@ import torch
 from fluxgen.core.errors import ShardingError, UsageError
 from fluxgen.core.problem import MAX_WORLD
 
-__all__ = ["Cut", "Part", "Parts", "Piece", "sum_over_copies"]
+__all__ = ["Cut", "Part", "Parts", "Piece", "ShardedLayer", "sum_over_copies"]
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,26 @@ def _listed(parts: tuple[Part, ...]) -> str:
         for part in parts
     )
     return f"({', '.join(sizes)})"
+
+
+class ShardedLayer(torch.nn.Module):  # type: ignore[misc]  # torch is untyped to mypy here
+    """A layer whose parameters are parts of full ones: what checkpoints ask of it.
+
+    Attributes:
+        cut: how the full weight is cut for this rank. group_name, tp: of the ranks that share it.
+    """
+
+    cut: Cut
+    group_name: str
+    tp: int
+
+    def cut_dim_of(self, name: str) -> int | None:
+        """The dim of the full ``weight`` or ``bias`` that is cut; None: each rank holds all."""
+        raise NotImplementedError
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the unsharded layer's ``weight`` or ``bias``."""
+        raise NotImplementedError
 
 
 def sum_over_copies(parameter: torch.Tensor, cut: Cut, group: str) -> torch.Tensor:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import fluxgen
 from fluxgen.core.errors import AgreementError, CaptureError, FluxgenError, UsageError
 from fluxgen.core.settings import Settings
+from fluxgen.core.version import __version__
 from fluxgen.machine.device import devices
 from fluxgen.machine.wiring import Wiring, islands, nvlinked
 from fluxgen.native import abi
@@ -229,7 +229,7 @@ class GroupState:
         """The group's first comparison: versions, and where the ranks are."""
         ledger = Ledger(self._live_group(), self.timeout_s)
         ledger.meet(call.key)
-        here = {"version": fluxgen.__version__, "abi": str(abi.ABI_VERSION)}
+        here = {"version": __version__, "abi": str(abi.ABI_VERSION)}
         address, node = _place(call.device)
         mine = {"host": socket.gethostname(), "peers": self.wiring.peers, "here": here}
         every = ledger.exchange(call.key, {**mine, "address": address, "node": node})

@@ -20,13 +20,12 @@ from dbtools import (
     record,
 )
 
-import fluxgen
 from fluxgen.core.config import ChunkAxis, RunConfig
 from fluxgen.core.problem import Problem
 from fluxgen.core.record import Provenance
 from fluxgen.core.topology import Gpu, Topology
 from fluxgen.db import lookup as lookup_module
-from fluxgen.db import packs
+from fluxgen.db import packs, result
 from fluxgen.db.database import Database
 from fluxgen.db.lookup import Lookup, Reason, default_lookup, lookup
 
@@ -297,7 +296,7 @@ def test_ranks_with_equal_records_have_equal_digests(tmp_path, db, monkeypatch):
     assert mine.digest == shipped.digest and len(mine.digest) == 16
     empty = [Lookup(None, None)(problem(), NVLINK8).digest for _ in range(2)]
     assert empty[0] == empty[1] != mine.digest
-    monkeypatch.setattr(fluxgen, "__version__", "9.9.9")
+    monkeypatch.setattr(result, "__version__", "9.9.9")
     assert Lookup(db, None)(problem(), NVLINK8).digest != mine.digest
 
 

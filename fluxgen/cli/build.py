@@ -202,7 +202,7 @@ def _tuned_entries(
     training: bool,
     db: Path | None,
 ) -> set[Any]:
-    from fluxgen.compiler.generated import Entry, compiled_part
+    from fluxgen.compiler.generated import Entry
     from fluxgen.db.lookup import default_lookup
     from fluxgen.shapes import counted_problems
 
@@ -221,7 +221,7 @@ def _tuned_entries(
         result = look(problem, topology)
         misses += result.record is None
         if result.kernel is not None:
-            entries.add(Entry(topology.gpu.arch, compiled_part(problem.signature), result.kernel))
+            entries.add(Entry(topology.gpu.arch, problem.signature.compiled, result.kernel))
     if misses == len(found.problems):
         raise UsageError(
             f"build: none of the {misses} problems of {model} is tuned on {topology.key}; run "

@@ -27,18 +27,18 @@ class Rendered:
         name: file stem and kernel id, e.g. ``ag_gemm_bf16_sm90_128x192x64_2x1_pingpong_auto``.
         text: the ``.cu`` source.
         arch: ``sm90``.
+        gemm: whether it is a fused GEMM, which does not depend on the support library's calls.
     """
 
     name: str
     text: str
     arch: str
+    gemm: bool = False
 
 
 def kernel_name(signature: Signature, arch: str, kernel: KernelConfig) -> str:
     """The id of a compiled kernel: everything that is compiled in, nothing else."""
-    layout = "" if signature.b_layout == "nk" else f"_{signature.b_layout}"
-    op = signature.op.compiled.value
-    return f"{op}_{signature.dtype.value}{layout}_{arch}_{kernel.name}"
+    return f"{signature.name}_{arch}_{kernel.name}"
 
 
 @lru_cache(maxsize=8)
@@ -78,19 +78,21 @@ def render_kernel(
     family = family_of(arch, kernel.schedule)
     if family is None:
         raise UnsupportedError(f"arch {arch}: has no schedule {kernel.schedule.value}")
-    name = kernel_name(signature, arch, kernel)
+    name, part = kernel_name(signature, arch, kernel), signature.compiled
     values: dict[str, object] = {
         "name": name,
-        "op": f"FLUXGEN_{signature.op.compiled.value.upper()}",
-        "element": signature.dtype.cutlass,
-        "b_transposed": "true" if signature.b_layout == "kn" else "false",
+        "header": family.header,
+        "op": f"FLUXGEN_{part.op.value.upper()}",
+        "element": part.dtype.cutlass,
+        "b_transposed": "true" if part.b_layout == "kn" else "false",
         "tile_m": kernel.tile_m,
         "tile_n": kernel.tile_n,
         "tile_k": kernel.tile_k,
         "stages": kernel.stages,
-        **family.values(kernel),
+        "before": family.before(kernel),
+        "knobs": family.knobs(kernel),
     }
-    return Rendered(name, render_template(family.template, values, root), arch)
+    return Rendered(name, render_template("gemm.cu.j2", values, root), arch, gemm=True)
 
 
 def render_support(arch: str, root: Path | None = None) -> Rendered:

@@ -28,8 +28,8 @@ def why_illegal_kernel(signature: Signature, gpu: Gpu, kernel: KernelConfig) -> 
             f"{gpu.name} is {gpu.arch}: kernels are generated for sm80 to sm89 and for sm90; use "
             "the unfused path"
         )
-    if signature.epilogue != "none":
-        return f"epilogue {signature.epilogue!r}: kernels have no fused epilogue yet"
+    if signature.compiled.epilogue.operands:
+        return f"epilogue {signature.epilogue.key}: no GEMM has a fused epilogue yet"
     if signature.dtype is not signature.out_dtype:
         return (
             f"output type {signature.out_dtype.value} differs from input type "

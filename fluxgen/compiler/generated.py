@@ -19,6 +19,7 @@ from typing import Any
 from fluxgen.codegen.render import Rendered, kernel_name, render_kernel, render_support
 from fluxgen.core.config import KernelConfig
 from fluxgen.core.dtypes import DType
+from fluxgen.core.epilogue import Epilogue
 from fluxgen.core.errors import BuildError, FluxgenError, StoreError
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Signature
@@ -50,12 +51,6 @@ class Entry:
             "kernel": self.kernel.to_dict(),
             "sha256": hashlib.sha256(rendered.text.encode()).hexdigest(),
         }
-
-
-def compiled_part(signature: Signature) -> Signature:
-    """The signature without what does not change the compiled kernel."""
-    op = signature.op.compiled
-    return Signature(op, signature.dtype, signature.out_dtype, signature.b_layout)
 
 
 def read_manifest(directory: Path) -> tuple[Entry, ...]:
@@ -90,6 +85,7 @@ def _entry(item: dict[str, Any]) -> Entry:
     fields["op"] = Op.parse(fields["op"])
     fields["dtype"] = DType.parse(fields["dtype"])
     fields["out_dtype"] = DType.parse(fields["out_dtype"])
+    fields["epilogue"] = Epilogue.parse(fields["epilogue"])
     if item["arch"] not in ARCHS:
         raise ValueError(f"arch {item['arch']!r}")
     return Entry(item["arch"], Signature(**fields), KernelConfig.from_dict(item["kernel"]))

@@ -12,10 +12,11 @@ those of the *local* GEMM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fluxgen.core.dtypes import DType
+from fluxgen.core.epilogue import NONE, Epilogue
 from fluxgen.core.errors import UsageError
 from fluxgen.core.op import Op
 
@@ -35,7 +36,7 @@ class Signature:
         dtype: element type of A and B.
         out_dtype: element type of D.
         b_layout: ``"nk"`` (row-major (n, k), as ``nn.Linear`` keeps it) or ``"kn"``.
-        epilogue: ``"none"`` or ``"bias"``.
+        epilogue: what is done to the sum before it is stored.
         scaling: scaling recipe of the operands, ``"none"`` for 16-bit types.
         return_gathered: whether the caller also wants the gathered A. It does not change the
             compiled kernel but may change the best configuration, so records tell it apart.
@@ -45,14 +46,13 @@ class Signature:
     dtype: DType = DType.BF16
     out_dtype: DType = DType.BF16
     b_layout: str = "nk"
-    epilogue: str = "none"
+    epilogue: Epilogue = NONE
     scaling: str = "none"
     return_gathered: bool = False
 
     def __post_init__(self) -> None:
         for name, valid in (
             ("b_layout", ("nk", "kn")),
-            ("epilogue", ("none", "bias")),
             ("scaling", ("none",)),
         ):
             if getattr(self, name) not in valid:
@@ -68,12 +68,37 @@ class Signature:
         return cls(the_op, the_dtype, the_dtype)
 
     @property
+    def compiled(self) -> Signature:
+        """What of it is compiled into a GEMM: the one statement of that.
+
+        Names of kernels, manifests and what a loaded library must say of itself follow from it.
+        What comes before the GEMM and behind it is not part of one, nor is an epilogue of a sum
+        that is final only in the reduction.
+        """
+        epilogue = self.epilogue if self.op.gathers else NONE
+        return replace(self, op=self.op.compiled, epilogue=epilogue, return_gathered=False)
+
+    @property
+    def name(self) -> str:
+        """The compiled part in a name: ``ag_gemm_bf16``, and what else is not as usual."""
+        part = self.compiled
+        usual = Signature.of(part.op, part.dtype)
+        unusual = (
+            (part.out_dtype.value, usual.out_dtype.value),
+            (part.b_layout, usual.b_layout),
+            (part.epilogue.key.replace("+", "_"), usual.epilogue.key),
+            (part.scaling, usual.scaling),
+        )
+        words = [found for found, expected in unusual if found != expected]
+        return "_".join((part.op.value, part.dtype.value, *words))
+
+    @property
     def key(self) -> str:
         """Every field in one stable string: ``ag_gemm/bf16->bf16/nk/none/none/-``."""
         gathered = "gathered" if self.return_gathered else "-"
         return (
             f"{self.op.value}/{self.dtype.value}->{self.out_dtype.value}/{self.b_layout}/"
-            f"{self.epilogue}/{self.scaling}/{gathered}"
+            f"{self.epilogue.key}/{self.scaling}/{gathered}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +108,7 @@ class Signature:
             "dtype": self.dtype.value,
             "out_dtype": self.out_dtype.value,
             "b_layout": self.b_layout,
-            "epilogue": self.epilogue,
+            "epilogue": self.epilogue.key,
             "scaling": self.scaling,
             "return_gathered": self.return_gathered,
         }

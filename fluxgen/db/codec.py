@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from fluxgen.core.config import KernelConfig, RunConfig
 from fluxgen.core.dtypes import DType
+from fluxgen.core.epilogue import Epilogue
 from fluxgen.core.errors import UsageError
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
@@ -161,7 +162,7 @@ def problem_from_dict(data: object) -> Problem:
         dtype=_enum("problem.dtype", DType, fields["dtype"]),
         out_dtype=_enum("problem.out_dtype", DType, fields["out_dtype"]),
         b_layout=fields["b_layout"],
-        epilogue=fields["epilogue"],
+        epilogue=Epilogue.parse(fields["epilogue"]),
         scaling=fields["scaling"],
         return_gathered=gathered,
     )

@@ -19,13 +19,13 @@ class Family(ABC):
     Attributes:
         archs: that it is compiled for, e.g. ``("sm80", "sm86", "sm89")``.
         schedules: that tell its kernels from others of the same architecture.
-        template: the file in ``templates/``.
+        header: the file in ``templates/include/fluxgen/families``.
         whole: whether it tiles the rows of all ranks as one, in one order and in whole slabs.
     """
 
     archs: tuple[str, ...]
     schedules: tuple[Schedule, ...]
-    template: str
+    header: str
     whole: bool
 
     @abstractmethod
@@ -55,10 +55,15 @@ class Family(ABC):
     ) -> Iterator[RunConfig]:
         """All run-time configurations worth trying, in a fixed order, legal or not."""
 
-    def values(self, kernel: KernelConfig) -> dict[str, object]:
-        """What the template takes beside the tile, the stages and the signature."""
+    def before(self, kernel: KernelConfig) -> list[str]:
+        """Lines of a source before its header."""
         del kernel
-        return {}
+        return []
+
+    def knobs(self, kernel: KernelConfig) -> list[str]:
+        """Members of a source's ``Config`` beside the tile, the stages and the signature."""
+        del kernel
+        return []
 
     @abstractmethod
     def described(self, kernel: KernelConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Sm80(SlabFamily):
 
     archs = ("sm80", "sm86", "sm89")
     schedules = tuple(WARPS)
-    template = "gemm_sm80.cu.j2"
+    header = "sm80.cuh"
 
     def kernels(self) -> Iterator[KernelConfig]:
         """All combinations of the knobs; most are legal."""
@@ -87,10 +87,10 @@ class Sm80(SlabFamily):
             )
         return None
 
-    def values(self, kernel: KernelConfig) -> dict[str, object]:
+    def knobs(self, kernel: KernelConfig) -> list[str]:
         """The grid of warps."""
         warps_m, warps_n = warp_grid(kernel)
-        return {"warps_m": warps_m, "warps_n": warps_n}
+        return [f"static constexpr int kWarpsM = {warps_m}, kWarpsN = {warps_n};"]
 
     def described(self, kernel: KernelConfig) -> dict[str, Any]:
         """The number of warps."""

@@ -36,7 +36,7 @@ class Sm80Flat(FlatFamily):
 
     archs = ("sm80", "sm86", "sm89")
     schedules = (Schedule.FLAT,)
-    template = "gemm_sm80_flat.cu.j2"
+    header = "sm80_flat.cuh"
 
     def kernels(self) -> Iterator[KernelConfig]:
         """All combinations of the knobs; most are legal."""

@@ -51,7 +51,7 @@ class Sm90Flat(FlatFamily):
 
     archs = ("sm90",)
     schedules = (Schedule.FLAT,)
-    template = "gemm_sm90_flat.cu.j2"
+    header = "sm90_flat.cuh"
 
     def kernels(self) -> Iterator[KernelConfig]:
         """All combinations of the knobs, with automatic stages."""

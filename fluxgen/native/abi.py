@@ -1,4 +1,4 @@
-"""The C ABI of compiled libraries, read from ``abi.h``, ``calls.h`` and ``protocol.cuh``.
+"""The C ABI of compiled libraries, read from ``abi.h``, ``calls.h`` and headers of ``protocol``.
 
 What those headers in ``templates/include/fluxgen`` declare is said there alone; this module gives
 it the names that Python uses. A test compiles the headers and compares sizes and offsets.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes as ct
 
 from fluxgen.core.errors import CommTimeout
+from fluxgen.core.problem import Signature
 from fluxgen.core.settings import data_dir
 from fluxgen.native.layout import read_layout
 
@@ -18,8 +19,23 @@ class _Versioned(ct.Structure):
 
     def __init__(self, **fields: object) -> None:
         super().__init__(**fields)
-        self.abi_version = ABI_VERSION
+        self.abi_version = self.version()
         self.struct_size = ct.sizeof(type(self))
+
+    @classmethod
+    def version(cls) -> int:
+        """That of the libraries which take it."""
+        return CALLS_VERSION
+
+
+class _OfGemm(_Versioned):
+    @classmethod
+    def version(cls) -> int:
+        return ABI_VERSION
+
+
+class Operand(ct.Structure):
+    """``fluxgen_operand``: what an epilogue reads beside the sum."""
 
 
 class Report(ct.Structure):
@@ -30,7 +46,7 @@ class Group(ct.Structure):
     """``fluxgen_group``: one rank's view of its group."""
 
 
-class GemmArgs(_Versioned):
+class GemmArgs(_OfGemm):
     """``fluxgen_gemm_args``: one fused GEMM."""
 
 
@@ -58,13 +74,14 @@ class ScatterCall(_Versioned):
     """``fluxgen_scatter_call``: a whole gemm_rs."""
 
 
-class KernelInfo(_Versioned):
+class KernelInfo(_OfGemm):
     """``fluxgen_kernel_info``: what a library holds."""
 
 
 STRUCTS: dict[str, type[ct.Structure]] = {
     "fluxgen_report": Report,
     "fluxgen_group": Group,
+    "fluxgen_operand": Operand,
     "fluxgen_gemm_args": GemmArgs,
     "fluxgen_reduce_args": ReduceArgs,
     "fluxgen_begin_args": BeginArgs,
@@ -77,12 +94,15 @@ STRUCTS: dict[str, type[ct.Structure]] = {
 
 HEADERS = tuple(
     data_dir("templates") / "include" / "fluxgen" / name
-    for name in ("abi.h", "calls.h", "protocol.cuh")
+    for name in ("abi.h", "calls.h", "protocol/layout.cuh", "protocol/flags.cuh")
 )
 LAYOUT = read_layout(HEADERS, STRUCTS)
 _CONSTANTS = LAYOUT.constants
 
 ABI_VERSION = _CONSTANTS["FLUXGEN_ABI_VERSION"]
+"""Of compiled GEMMs."""
+CALLS_VERSION = _CONSTANTS["FLUXGEN_CALLS_VERSION"]
+"""Of the support library. A change of it compiles no GEMM again."""
 MAX_WORLD = _CONSTANTS["FLUXGEN_MAX_WORLD"]
 MAX_CHUNKS = _CONSTANTS["FLUXGEN_MAX_CHUNKS"]
 
@@ -98,15 +118,16 @@ COUNTERS_OFFSET = _CONSTANTS["kCountersOffset"]
 CONSUMED_OFFSET = _CONSTANTS["kConsumedOffset"]
 REDUCED_OFFSET = _CONSTANTS["kReducedOffset"]
 DATA_OFFSET = _CONSTANTS["kDataOffset"]
-"""Byte offsets inside a workspace; drawn in ``protocol.cuh``."""
+"""Byte offsets inside a workspace; drawn in ``protocol/layout.cuh``."""
 
 PEER_ABORTED = _CONSTANTS["kPeerAborted"]
 """``Report.code`` where not this rank's wait but a peer's passed its deadline."""
 
 OPS = LAYOUT.members("fluxgen_op")
 DTYPES = LAYOUT.members("fluxgen_dtype")
-B_LAYOUTS = {"nk": 0, "kn": 1}
-"""``fluxgen_kernel_info.b_transposed``."""
+OPERANDS = LAYOUT.members("fluxgen_operand_kind")
+BIAS, RESIDUAL = OPERANDS["bias"], OPERANDS["residual"]
+"""Places in an array of operands."""
 CHUNK_AXES = LAYOUT.members("fluxgen_chunk_axis", "FLUXGEN_CHUNK_")
 
 PULL, PUSH = _CONSTANTS["FLUXGEN_PULL"], _CONSTANTS["FLUXGEN_PUSH"]
@@ -127,6 +148,18 @@ _WAITERS = {
     _CONSTANTS["FLUXGEN_TRANSPORT"]: "transport",
     _CONSTANTS["FLUXGEN_COLLECTION"]: "all-reduce",
 }
+
+
+def described(signature: Signature) -> dict[str, int]:
+    """Fields of :class:`KernelInfo` that a library of ``signature`` must have."""
+    part = signature.compiled
+    return {
+        "op": OPS[part.op.value],
+        "dtype": DTYPES[part.dtype.value],
+        "out_dtype": DTYPES[part.out_dtype.value],
+        "b_transposed": int(part.b_layout == "kn"),
+        "epilogue": sum(1 << OPERANDS[operand.value] for operand in part.epilogue.operands),
+    }
 
 
 def as_error(report: Report) -> CommTimeout:

@@ -59,6 +59,9 @@ def reduce_args(
     args = abi.ReduceArgs(group=group, rows=problem.m_local, n=problem.n, scale=1.0)
     args.chunk_rows = chunk_size(problem, kernel, run)
     args.dtype = abi.DTYPES[problem.signature.dtype.value]
+    for operand in args.operands:
+        operand.dtype = args.dtype
+    args.operands[abi.RESIDUAL].row_stride = problem.n
     args.drain = run.transport is Transport.COPY_ENGINE_DRAIN
     args.packed = run.transport.packed
     if not problem.op.reduces:

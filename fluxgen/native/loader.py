@@ -97,9 +97,7 @@ class FusedKernel(Library):
                 status,
             )
         expected = {
-            "op": abi.OPS[signature.op.compiled.value],
-            "dtype": abi.DTYPES[signature.dtype.value],
-            "b_transposed": abi.B_LAYOUTS[signature.b_layout],
+            **abi.described(signature),
             "tile_m": kernel.tile_m,
             "tile_n": kernel.tile_n,
             "tile_k": kernel.tile_k,
@@ -138,10 +136,10 @@ class SupportKernels(Library):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         version = self._symbol("fluxgen_abi_version")()
-        if version != abi.ABI_VERSION:
+        if version != abi.CALLS_VERSION:
             raise KernelError(
-                f"{path}: has ABI version {version}, this package speaks {abi.ABI_VERSION}; "
-                "run `fluxgen build` again"
+                f"{path}: has version {version} of the calls, this package speaks "
+                f"{abi.CALLS_VERSION}; run `fluxgen build` again"
             )
         self._begin = self._symbol("fluxgen_begin")
         self._copy = self._symbol("fluxgen_copy")

@@ -165,11 +165,12 @@ class Support:
             assert one_shot or slabs <= args.group.result_bytes
             rows = slice(None)
         total = sum(part[rows].float() for part in parts) * reduce.scale
-        if reduce.bias:
-            total = total + matrix(reduce.bias, 1, args.n, args.n)[0].float()
-        if reduce.residual:
+        bias, residual = (reduce.operands[kind].data for kind in (abi.BIAS, abi.RESIDUAL))
+        if bias:
+            total = total + matrix(bias, 1, args.n, args.n)[0].float()
+        if residual:
             assert reduce.shares
-            total = total + matrix(reduce.residual, len(total), args.n, args.n).float()
+            total = total + matrix(residual, len(total), args.n, args.n).float()
         matrix(reduce.d, len(total), args.n, reduce.d_row_stride).copy_(total.bfloat16())
         assert c.graphs, "no capture is going on"
         how = ("", "shares, ", "one shot, ")[reduce.shares] + "packets, " * reduce.packed

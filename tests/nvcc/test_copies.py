@@ -22,7 +22,7 @@ from fluxgen.predict.link import copy_order, crossing
 pytestmark = pytest.mark.nvcc
 
 TEXT = """
-#include "fluxgen/support_launch.cuh"
+#include "fluxgen/support/copies.cuh"
 extern "C" __attribute__((visibility("default"))) int64_t copies_of(fluxgen_copy_args const* args,
                                                                     int64_t* out) {
   int chunks = 0;

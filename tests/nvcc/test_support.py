@@ -55,8 +55,14 @@ def drain(**changes):
 
 
 def reduce(**changes):
-    v = {"rows": 8, "n": 64, "d": ADDRESS, "d_row_stride": 64, "scale": 1.0}
-    return abi.ReduceArgs(**{"group": group(), **v, **changes})
+    v = {"rows": 8, "n": 64, "d": ADDRESS, "d_row_stride": 64, "scale": 1.0, **changes}
+    given = {kind: v.pop(kind) for kind in abi.OPERANDS if kind in v}
+    stride, dtype = v.pop("stride", 64), v.pop("of", 0)
+    args = abi.ReduceArgs(**{"group": group(), **v})
+    for kind, data in given.items():
+        place = args.operands[abi.OPERANDS[kind]]
+        place.data, place.row_stride, place.dtype = data, stride, dtype
+    return args
 
 
 @pytest.mark.parametrize(
@@ -87,6 +93,9 @@ def reduce(**changes):
         (reduce(n=60), "d:"),
         (reduce(d=ADDRESS + 2), "d:"),
         (reduce(bias=ADDRESS + 2), "bias:"),
+        (reduce(bias=ADDRESS, of=1), "the dtype of D"),
+        (reduce(shares=1, residual=ADDRESS, stride=63), "residual: expected rows"),
+        (reduce(shares=1, residual=ADDRESS, stride=68), "residual: expected rows"),
         (reduce(chunk_rows=-1), "16 chunks"),
         (pull(kind=9), "kind:"),
         (push(kind=abi.RING, x=0), "x:"),

@@ -229,7 +229,7 @@ class GroupState:
         """The group's first comparison: versions, and where the ranks are."""
         ledger = Ledger(self._live_group(), self.timeout_s)
         ledger.meet(call.key)
-        here = {"version": __version__, "abi": str(abi.ABI_VERSION)}
+        here = {"version": __version__, "abi": f"{abi.ABI_VERSION}.{abi.CALLS_VERSION}"}
         address, node = _place(call.device)
         mine = {"host": socket.gethostname(), "peers": self.wiring.peers, "here": here}
         every = ledger.exchange(call.key, {**mine, "address": address, "node": node})

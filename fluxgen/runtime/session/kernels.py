@@ -25,7 +25,8 @@ from fluxgen.native.loader import FusedKernel, SupportKernels
 
 def source_of(rendered: Rendered) -> Source:
     """What the store is asked for: the text, the headers it includes and the ABI it speaks."""
-    return Source.of(rendered.name, rendered.text, rendered.arch, abi=str(abi.ABI_VERSION))
+    version = f"{abi.ABI_VERSION}" if rendered.gemm else f"{abi.ABI_VERSION}.{abi.CALLS_VERSION}"
+    return Source.of(rendered.name, rendered.text, rendered.arch, abi=version)
 
 
 def _key(rendered: Rendered, store: Store) -> str:

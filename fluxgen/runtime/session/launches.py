@@ -291,6 +291,9 @@ class ScatterRun(_Run):
         kernel, self._args = self._gemm(group, first)
         self._reduce = reduce_args(group, first, self.winner.kernel, self.winner.run)
         self._reduce.d_row_stride, self._reduce.scale = first.n, self.scale
+        # Views into the struct's array: a call sets no more than their addresses.
+        self._bias = self._reduce.operands[abi.BIAS]
+        self._residual = self._reduce.operands[abi.RESIDUAL]
         self._out = self._shape(first.n)
         self._call = abi.ScatterCall(
             gemm=kernel.call(self._args), reduce=ct.addressof(self._reduce), graphs=self._graphs
@@ -366,8 +369,8 @@ class ScatterRun(_Run):
             args.a_row_stride, args.b_row_stride = strides
             self._strides = strides
         args.a, args.b, reduce.d = x, w, out.data_ptr()
-        reduce.bias = None if bias is None else bias.data_ptr()
-        reduce.residual = None if residual is None else residual.data_ptr()
+        self._bias.data = None if bias is None else bias.data_ptr()
+        self._residual.data = None if residual is None else residual.data_ptr()
         if capturing is not self._direct:
             self._launch_one_by_one(capturing)
         fused.support.scatter(self._call_at, stream, fused.text)

@@ -214,7 +214,7 @@ class LocalGroup:
             reduce.d, reduce.d_row_stride = d[rank].data_ptr(), d[rank].stride(0)
             # Few: they wait on their SMs for other ranks' GEMMs, whose clusters need free ones.
             reduce.blocks = max(1, self.share // 4)
-            reduce.residual = None if residual is None else residual.data_ptr()
+            reduce.operands[abi.RESIDUAL].data = None if residual is None else residual.data_ptr()
             self.support.reduce(reduce, self.streams[rank].cuda_stream)
             self.streams[rank].wait_stream(self.copies[rank])
             self.streams[rank].wait_stream(self.flags[rank])

@@ -1,4 +1,5 @@
-// The C ABI of a compiled fluxgen library: plain C, loaded with ctypes, no Torch headers.
+// The C ABI of a compiled fused GEMM: plain C, loaded with ctypes, no Torch headers. The support library's
+// calls build on it (calls.h) and have a version of their own.
 //
 // Sizes and strides are 64-bit and count elements unless a name says bytes. Every call returns a
 // status code and, when it is not FLUXGEN_OK, writes one line of text for the caller to show.
@@ -7,9 +8,10 @@
 
 #include <stdint.h>
 
-#define FLUXGEN_ABI_VERSION 9
+#define FLUXGEN_ABI_VERSION 10
 #define FLUXGEN_MAX_WORLD 16
 #define FLUXGEN_MAX_CHUNKS 16
+#define FLUXGEN_OPERANDS 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,6 +38,19 @@ enum fluxgen_sends {
   FLUXGEN_PACKETS_TO_ALL = 3
 };
 enum fluxgen_chunk_axis { FLUXGEN_CHUNK_M = 0, FLUXGEN_CHUNK_K = 1 };
+
+// Where an epilogue finds what it adds or fills, beside A, B and D: places in an array, of which those of
+// the kinds that are not named yet are free.
+enum fluxgen_operand_kind {
+  FLUXGEN_BIAS = 0,     // (n), added to each row
+  FLUXGEN_RESIDUAL = 1  // as D, added last
+};
+typedef struct fluxgen_operand {
+  void* data;          // null: none
+  int64_t row_stride;  // elements; of a vector 0
+  int32_t dtype;       // enum fluxgen_dtype
+  float value;         // of a kind that is a number
+} fluxgen_operand;
 
 // What a wait that passed its deadline leaves in host-mapped memory, of this rank or, by way of the
 // group's mark, of another. `code` is written last.
@@ -97,6 +112,7 @@ typedef struct fluxgen_gemm_args {
   int32_t split;      // flat kernels: parts that K is computed in, 1, 2, 4 or 8; 0: 1
   int32_t sends;      // enum fluxgen_sends; to all, `rows` are all m rows
   uint32_t reserved;
+  fluxgen_operand operands[FLUXGEN_OPERANDS];  // that the epilogue compiled in takes
 } fluxgen_gemm_args;
 
 // What a library holds, for the loader to compare with the manifest.
@@ -104,7 +120,9 @@ typedef struct fluxgen_kernel_info {
   uint32_t abi_version;
   uint32_t struct_size;  // in: sizeof(fluxgen_kernel_info) of the caller
   int32_t op;            // enum fluxgen_op
-  int32_t dtype;         // enum fluxgen_dtype
+  int32_t dtype;         // enum fluxgen_dtype, of A and B
+  int32_t out_dtype;     // of D
+  uint32_t epilogue;     // 1 << kind for each operand that it takes
   int32_t tile_m, tile_n, tile_k;
   int32_t cluster_m, cluster_n;
   int32_t cooperative;  // 0: ping-pong, and on sm80

@@ -1,9 +1,12 @@
 // The support library's calls: its own kernels, the copies, and whole ops, through the GEMMs of other
-// libraries. Apart from abi.h, since compiled GEMMs do not depend on it.
+// libraries. Apart from abi.h, since compiled GEMMs do not depend on it: a change here has another version,
+// and compiles no GEMM again. A change of what is in abi.h changes both.
 #ifndef FLUXGEN_CALLS_H_
 #define FLUXGEN_CALLS_H_
 
 #include "fluxgen/abi.h"
+
+#define FLUXGEN_CALLS_VERSION 10
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,7 +26,7 @@ enum fluxgen_shares { FLUXGEN_TWO_SHOTS = 1, FLUXGEN_ONE_SHOT = 2, FLUXGEN_EXCHA
 // the residual is added last. In one shot `rows` are all rows, and D is (rows, n). Exchanged, the slabs
 // of the inbox are D, one behind the other, as they are.
 typedef struct fluxgen_reduce_args {
-  uint32_t abi_version;
+  uint32_t abi_version;  // FLUXGEN_CALLS_VERSION
   uint32_t struct_size;  // sizeof(fluxgen_reduce_args)
   fluxgen_group group;
   int64_t rows;
@@ -31,8 +34,7 @@ typedef struct fluxgen_reduce_args {
   int64_t chunk_rows;  // rows of one chunk, as in the GEMM; 0: the whole slab
   void* d;
   int64_t d_row_stride;
-  const void* bias;      // (n), 16-byte aligned, or null
-  const void* residual;  // with shares: as D, or null
+  fluxgen_operand operands[FLUXGEN_OPERANDS];  // bias; with shares a residual. 16-byte aligned
   float scale;
   int32_t dtype;   // enum fluxgen_dtype
   int32_t blocks;  // thread blocks; 0: as many as fit well
@@ -45,7 +47,7 @@ typedef struct fluxgen_reduce_args {
 // gathered matrix, then tell every peer. With `pull`, the same kernel also copies the peers' slabs.
 // With `push` nothing is staged: peers are told that the gathered matrix is theirs to fill.
 typedef struct fluxgen_begin_args {
-  uint32_t abi_version;
+  uint32_t abi_version;  // FLUXGEN_CALLS_VERSION
   uint32_t struct_size;  // sizeof(fluxgen_begin_args)
   fluxgen_group group;
   const void* x;  // (rows, row_bytes), 16-byte aligned rows
@@ -64,7 +66,7 @@ typedef struct fluxgen_begin_args {
 // what has come into it to the rank before. gemm_rs: drain the outbox, each chunk once its tiles are
 // there.
 typedef struct fluxgen_copy_args {
-  uint32_t abi_version;
+  uint32_t abi_version;  // FLUXGEN_CALLS_VERSION
   uint32_t struct_size;  // sizeof(fluxgen_copy_args)
   fluxgen_group group;
   void* gathered;  // pull: as in fluxgen_begin_args
@@ -101,7 +103,7 @@ typedef struct fluxgen_gemm_call {
 // The first GEMM starts once all blocks of `begin` have (a programmatic launch), or, where they pull, as they end.
 // All of them wait for each other's flags and words only.
 typedef struct fluxgen_gather_call {
-  uint32_t abi_version;
+  uint32_t abi_version;  // FLUXGEN_CALLS_VERSION
   uint32_t struct_size;  // sizeof(fluxgen_gather_call)
   fluxgen_begin_args const* begin;
   fluxgen_copy_args const* copy;  // null: begin pulls by itself, or nobody copies
@@ -122,7 +124,7 @@ typedef struct fluxgen_gather_call {
 //   copies          `-> copy, copy, ... ---------'
 //   flags                 `-> flag, flag, ... ---'
 typedef struct fluxgen_scatter_call {
-  uint32_t abi_version;
+  uint32_t abi_version;  // FLUXGEN_CALLS_VERSION
   uint32_t struct_size;  // sizeof(fluxgen_scatter_call)
   fluxgen_gemm_call gemm;
   fluxgen_reduce_args const* reduce;

@@ -104,4 +104,4 @@ def test_each_arch_has_its_own_name_and_the_same_text():
     assert len(texts) == 1
     text = made["sm80"].text
     assert "kWarpsM = 4, kWarpsN = 2;" in text
-    assert '#include "fluxgen/sm80_gemm.cuh"' in text
+    assert '#include "fluxgen/families/sm80.cuh"' in text

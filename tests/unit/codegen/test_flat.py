@@ -133,7 +133,7 @@ def test_every_run_of_the_space_is_legal_and_each_split_is_in_it(signature, m):
 def test_one_compiled_kernel_serves_both_reductions():
     assert kernel_name(AR, "sm90", KERNEL) == kernel_name(RS, "sm90", KERNEL)
     assert render_kernel(AR, "sm90", KERNEL) == render_kernel(RS, "sm90", KERNEL)
-    assert "sm90_flat_launch.cuh" in render_kernel(AG, "sm90", KERNEL).text
+    assert "families/sm90_flat.cuh" in render_kernel(AG, "sm90", KERNEL).text
 
 
 def test_runs_without_a_split_are_written_as_before_and_read():

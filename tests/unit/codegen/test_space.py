@@ -14,6 +14,7 @@ from fluxgen.codegen.space import (
     why_illegal_problem,
 )
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
+from fluxgen.core.epilogue import Epilogue
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology, parse_gpu
@@ -59,7 +60,7 @@ def test_illegal_kernels_and_their_reasons(kernel, reason):
 @pytest.mark.parametrize(
     ("signature", "reason"),
     [
-        (Signature(Op.AG_GEMM, epilogue="bias"), "epilogue"),
+        (Signature(Op.AG_GEMM, epilogue=Epilogue.parse("bias")), "epilogue"),
     ],
 )
 def test_signatures_without_a_kernel(signature, reason):

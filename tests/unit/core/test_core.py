@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.dtypes import DType
+from fluxgen.core.epilogue import Epilogue
 from fluxgen.core.errors import CommTimeout, UsageError
 from fluxgen.core.op import Op
 from fluxgen.core.problem import MAX_DIM, Problem, Signature, ceil_div
@@ -122,7 +123,8 @@ def test_every_field_of_a_signature_is_in_its_key():
     others = [
         Signature.of("gemm_rs"), Signature.of("ag_gemm", "fp16"),
         Signature(Op.AG_GEMM, DType.BF16, DType.FP16), Signature(Op.AG_GEMM, b_layout="kn"),
-        Signature(Op.AG_GEMM, epilogue="bias"), Signature(Op.AG_GEMM, return_gathered=True),
+        Signature(Op.AG_GEMM, epilogue=Epilogue.parse("bias")),
+        Signature(Op.AG_GEMM, return_gathered=True),
     ]  # fmt: skip
     assert len({s.key for s in [base, *others]}) == 7
     problems = [Problem(base, *mnkt) for mnkt in [(8, 8, 8, 1), (16, 8, 8, 1), (8, 16, 8, 1),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fluxgen.core.config import KernelConfig, RunConfig, Transport
 from fluxgen.core.dtypes import DType
+from fluxgen.core.epilogue import Epilogue
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.record import Environment, Provenance, Record
@@ -24,7 +25,7 @@ OTHER_SIGNATURES = [
     replace(AG, dtype=DType.FP16),
     replace(AG, out_dtype=DType.FP16),
     replace(AG, b_layout="kn"),
-    replace(AG, epilogue="bias"),
+    replace(AG, epilogue=Epilogue.parse("bias")),
     replace(AG, return_gathered=True),
 ]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.dtypes import DType
+from fluxgen.core.epilogue import Epilogue
 from fluxgen.core.errors import FluxgenError, UsageError
 from fluxgen.core.op import Op
 from fluxgen.core.problem import MAX_DIM, Problem, Signature
@@ -29,7 +30,7 @@ signatures = st.builds(
     st.sampled_from(DType),
     st.sampled_from(DType),
     st.sampled_from(["nk", "kn"]),
-    st.sampled_from(["none", "bias"]),
+    st.sampled_from(["none", "bias", "bias+residual"]).map(Epilogue.parse),
     st.just("none"),
     st.booleans(),
 )

@@ -11,6 +11,7 @@ from dbtools import AG, KERNEL, baseline, record
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.dtypes import DType
+from fluxgen.core.epilogue import Epilogue
 from fluxgen.core.errors import UsageError
 from fluxgen.core.op import Op
 from fluxgen.core.problem import MAX_WORLD, Signature
@@ -87,7 +88,8 @@ GOOD = [
       for transport in Transport),
     *(record(provenance=provenance) for provenance in Provenance),
     *(record(signature=Signature.of(op, dtype)) for op in Op for dtype in DType),
-    record(signature=replace(AG, epilogue="bias", b_layout="kn", return_gathered=True)),
+    record(signature=replace(AG, epilogue=Epilogue.parse("bias"), b_layout="kn")),
+    record(signature=replace(AG, return_gathered=True)),
     baseline(1), record(created=""), record(environment=Environment()), record(m=0),
 ]  # fmt: skip
 

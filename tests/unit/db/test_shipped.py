@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fluxgen.compiler.generated import Entry, compiled_part, read_manifest
+from fluxgen.compiler.generated import Entry, read_manifest
 from fluxgen.core.record import Baseline, Provenance
 from fluxgen.core.settings import data_dir
 from fluxgen.core.topology import LinkKind
@@ -25,7 +25,7 @@ def records():
 
 def entries(records):
     return {
-        Entry(topology_of(r.topology).gpu.arch, compiled_part(r.problem.signature), r.kernel)
+        Entry(topology_of(r.topology).gpu.arch, r.problem.signature.compiled, r.kernel)
         for r in records
         if r.kernel is not None
     }

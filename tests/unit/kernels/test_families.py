@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fluxgen
+from fluxgen.compiler.headers import include_dir
 from fluxgen.core.config import Schedule
-from fluxgen.core.settings import data_dir
 from fluxgen.kernels.registry import ARCHS, FAMILIES, families, family_of, with_schedule
 
 PACKAGE = Path(fluxgen.__file__).parent
@@ -29,7 +29,7 @@ def test_an_architecture_and_a_schedule_name_one_family():
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
 def test_a_family_is_whole(family):
-    assert (data_dir("templates") / family.template).is_file()
+    assert (include_dir() / "fluxgen/families" / family.header).is_file()
     kernels = list(family.kernels())
     assert kernels and len(set(kernels)) == len(kernels)
     assert {kernel.schedule for kernel in kernels} == set(family.schedules)

@@ -9,9 +9,11 @@
 
 #include "fluxgen/abi.h"
 #include "fluxgen/calls.h"
-#include "fluxgen/flat_tiles.cuh"
-#include "fluxgen/protocol.cuh"
-#include "fluxgen/tile_order.cuh"
+#include "fluxgen/order/flat_tiles.cuh"
+#include "fluxgen/order/chunks.cuh"
+#include "fluxgen/protocol/flags.cuh"
+#include "fluxgen/protocol/packets.cuh"
+#include "fluxgen/order/tile_order.cuh"
 
 namespace fluxgen {
 uint64_t clock_ns() {

@@ -6,7 +6,7 @@ DEMO_KERNELS ?= 2
 TIER ?= core
 GPU_JOBS ?= 5
 # Their ranks are streams of one process; the others start processes, or measure, and run alone.
-IN_PROCESS = tests/gpu/test_fused.py tests/gpu/test_flat.py
+IN_PROCESS = tests/gpu/test_fused.py tests/gpu/test_flat.py tests/conformance/test_kernels.py
 DEVICE_CODE = $(shell find templates/include tests -name '*.cuh' -o -name '*.h' -o -name '*.cu' \
   -not -path '*/golden/*' -o -name '*.cpp')
 # The machine's own GPU where that is a Hopper, which the demo then measures on.

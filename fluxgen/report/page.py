@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from fluxgen.core.record import Record
+from fluxgen.predict.simulate import Timeline
 from fluxgen.report.tables import baseline_text
-from fluxgen.report.timeline import Timeline, track_order
+from fluxgen.report.timeline import track_order
 
 TRACKS = 18
 """Slots drawn of a timeline, evenly over all."""

@@ -8,7 +8,7 @@ is that of the prediction: copies one after the other, stores as a queue of fini
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Transport
 from fluxgen.core.problem import Problem
@@ -18,39 +18,10 @@ from fluxgen.predict import predict, predict_baseline
 from fluxgen.predict.gemm import Grid
 from fluxgen.predict.link import copy_arrivals, copy_us, sm_copy_us, store_rate, transfer_us
 from fluxgen.predict.overlap import fused_gemm
+from fluxgen.predict.simulate import Span, Task, Timeline, simulate
 
 LINK, REDUCE, LIBRARY = "link", "reduction", "library"
 """Tracks beside the slots."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """One thing on one track.
-
-    Attributes:
-        track: ``slot 12``, or one of ``LINK``, ``REDUCE``, ``LIBRARY``. name: what, for people.
-        kind: ``tile``, ``wait``, ``copy``, ``gemm`` or ``reduce``. begin_us, end_us: when.
-    """
-
-    track: str
-    name: str
-    kind: str
-    begin_us: float
-    end_us: float
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """A whole call.
-
-    Attributes:
-        spans: in no order. end_us: of the last one.
-        gemm_us: the GEMM with all its data present: what lies beyond it is exposed.
-    """
-
-    spans: tuple[Span, ...]
-    end_us: float
-    gemm_us: float
 
 
 def walk(grid: Grid, panel: int) -> Iterator[tuple[int, int]]:
@@ -72,12 +43,10 @@ def walk(grid: Grid, panel: int) -> Iterator[tuple[int, int]]:
 def unfused_timeline(problem: Problem, topology: Topology) -> Timeline:
     """The collective and the library's GEMM, one after the other, as predicted."""
     found = predict_baseline(problem, topology)
-    spans, now = [], 0.0
-    parts = [("copy", "collective", LINK, found.comm_us), ("gemm", "GEMM", LIBRARY, found.gemm_us)]
-    for kind, name, track, took in parts if problem.op.gathers else reversed(parts):
-        spans.append(Span(track, name, kind, now, now + took))
-        now += took
-    return Timeline(tuple(spans), now, found.gemm_us)
+    parts = [(LINK, "collective", "copy", found.comm_us), (LIBRARY, "GEMM", "gemm", found.gemm_us)]
+    first, second = parts if problem.op.gathers else reversed(parts)
+    timeline = simulate([Task(*first), Task(*second, after=(0,))])
+    return replace(timeline, gemm_us=found.gemm_us)
 
 
 def fused_timeline(

@@ -20,15 +20,12 @@ from fluxgen.core.config import KernelConfig, RunConfig, Schedule, Transport
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
 from fluxgen.core.topology import Topology
-from fluxgen.runtime.session import dispatch
-from fluxgen.runtime.session import fused
-from fluxgen.runtime.session import groups
-from fluxgen.runtime.session import kernels
-from fluxgen.runtime.memory import mapped
-from fluxgen.runtime.session import launches as runs
 from fluxgen.native import abi
-from fluxgen.runtime.session.dispatch import Call, Cause, Decision, Winner
 from fluxgen.native.workspace import Sizes, group_view
+from fluxgen.runtime.memory import mapped
+from fluxgen.runtime.session import dispatch, fused, groups, kernels
+from fluxgen.runtime.session import launches as runs
+from fluxgen.runtime.session.dispatch import Call, Cause, Decision, Winner
 
 KERNEL = KernelConfig(64, 96, 64, 2, 1, Schedule.PINGPONG)
 FLAT = KernelConfig(16, 64, 128, 1, 1, Schedule.FLAT)
@@ -47,7 +44,7 @@ def matrix(address: int, rows: int, columns: int, stride: int) -> torch.Tensor:
 class Kernel:
     """A fused GEMM; the "address" of its launcher is its place in a list."""
 
-    made: list[Kernel] = []  # noqa: RUF012
+    made: list[Kernel] = []
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature

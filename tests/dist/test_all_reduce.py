@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import fluxgen
 from fluxgen.nn import ColumnParallelLinear, RowParallelLinear
-from fluxgen.runtime.session import dispatch
 from fluxgen.runtime.ops.all_reduce import matmul_all_reduce, matmul_of_replicated
+from fluxgen.runtime.session import dispatch
 from tests.dist.numbers import integers, raised, same
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]

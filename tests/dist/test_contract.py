@@ -11,13 +11,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from fluxgen.runtime.ops import all_gather, reduce_scatter
-from fluxgen.runtime.ops import fallback
-from fluxgen.runtime.session import dispatch
+from fluxgen.runtime.ops import (
+    all_gather,
+    all_gather_matmul,
+    fallback,
+    matmul_reduce_scatter,
+    reduce_scatter,
+)
 from fluxgen.runtime.ops.all_reduce import matmul_all_reduce, matmul_of_replicated
 from fluxgen.runtime.ops.all_to_all import all_to_all_matmul, matmul_all_to_all
+from fluxgen.runtime.session import dispatch
 from fluxgen.runtime.session.groups import reset, state_of
-from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
 from tests.dist.numbers import integers, raised, same
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]

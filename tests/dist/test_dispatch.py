@@ -20,8 +20,8 @@ from fluxgen.core.topology import Topology, parse_gpu
 from fluxgen.db.database import Database
 from fluxgen.db.lookup import Lookup, default_lookup
 from fluxgen.db.result import found
-from fluxgen.runtime.session import dispatch
 from fluxgen.machine.device import Device
+from fluxgen.runtime.session import dispatch
 from fluxgen.runtime.session.dispatch import Call, Cause, decide, note
 
 pytestmark = [pytest.mark.dist]

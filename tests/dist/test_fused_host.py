@@ -12,13 +12,13 @@ import torch
 
 from fluxgen.core.config import Transport
 from fluxgen.core.errors import KernelError
+from fluxgen.machine.wiring import Wiring
+from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
+from fluxgen.runtime.ops.all_reduce import matmul_all_reduce
 from fluxgen.runtime.session import fused
 from fluxgen.runtime.session import groups as groups_module
-from fluxgen.runtime.ops.all_reduce import matmul_all_reduce
 from fluxgen.runtime.session.dispatch import Cause, explain, strict
 from fluxgen.runtime.session.groups import reset, state_of
-from fluxgen.runtime.ops import all_gather_matmul, matmul_reduce_scatter
-from fluxgen.machine.wiring import Wiring
 from tests.dist.host_library import Local, host_library
 from tests.dist.numbers import integers, raised, same
 
@@ -350,13 +350,12 @@ def test_a_group_that_spans_hosts_is_not_fused(ranks):  # F13
 def _versions(groups, rank):
     from unittest import mock
 
-    import fluxgen
 
     group = groups["w4"]
     x, w = ints(1, 8, 16), ints(2, 8, 16)
     with host_library(group):
         reset(group)
-        with mock.patch.object(fluxgen, "__version__", "9.9" if rank == 3 else "1.0"):
+        with mock.patch.object(groups_module, "__version__", "9.9" if rank == 3 else "1.0"):
             found = raised(lambda: all_gather_matmul(x, w, group=group))
         reset(group)
         same(all_gather_matmul(x, w, group=group), torch.cat([x] * 4) @ w.T)

@@ -53,9 +53,7 @@ class _Scattered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Any) -> Any:
         x, w = ctx.saved_tensors
-        whole, (dx,) = torch.ops.symm_mem.fused_all_gather_matmul(
-            dy.contiguous(), [w], 0, ctx.name
-        )
+        whole, (dx,) = torch.ops.symm_mem.fused_all_gather_matmul(dy.contiguous(), [w], 0, ctx.name)
         return None, dx, whole.T @ x
 
 

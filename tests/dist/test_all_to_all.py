@@ -209,8 +209,8 @@ def _changing(groups, rank):
         sizes = [[(i * j + step * (i == 2)) % 4 for j in range(4)] for i in range(4)]
         back = [sizes[i][rank] for i in range(4)]
         xs = [integers(step * 10 + q, sum(sizes[q]), 4) for q in range(4)]
-        got = fluxgen.all_to_all_matmul(xs[rank], torch.eye(4), group=group,
-                                        output_split_sizes=back, input_split_sizes=sizes[rank])  # fmt: skip
+        sent_sizes = {"output_split_sizes": back, "input_split_sizes": sizes[rank]}
+        got = fluxgen.all_to_all_matmul(xs[rank], torch.eye(4), group=group, **sent_sizes)
         same(got, exchanged(xs, rank, sizes))
 
 
@@ -255,7 +255,9 @@ def _warm(groups, rank, name, transport):
             xs = [ints(100 * step + q, part * world, k) for q in range(world)]
             ws = [ints(100 * step + 50 + q, n, k) for q in range(world)]
             products = [(x.float() @ w.float().T).bfloat16() for x, w in zip(xs, ws, strict=True)]
-            with mock.patch.object(all_to_all, "_split_sizes", wraps=all_to_all._split_sizes) as slow:
+            with mock.patch.object(
+                all_to_all, "_split_sizes", wraps=all_to_all._split_sizes
+            ) as slow:
                 y = fluxgen.matmul_all_to_all(xs[me], ws[me], group=group)
                 z = fluxgen.all_to_all_matmul(xs[me], ws[me], group=group)
             assert slow.call_count == (0 if step else 2)
@@ -268,7 +270,9 @@ def _warm(groups, rank, name, transport):
         cube = [x.view(world, part, k) for x in xs]
         for _ in range(2):
             y = fluxgen.matmul_all_to_all(cube[me], ws[me], group=group)
-            same(y, exchanged([p.view(world, part, n) for p in products], me, [[1] * world] * world))
+            same(
+                y, exchanged([p.view(world, part, n) for p in products], me, [[1] * world] * world)
+            )
         wide = ints(10 + me, part * world, 2 * k)[:, :k].copy_(xs[me])
         for _ in range(2):
             same(fluxgen.all_to_all_matmul(wide, ws[me], group=group), z)

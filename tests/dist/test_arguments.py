@@ -49,7 +49,9 @@ def _odd_tensors(groups, rank):
         }
         for kind, make in odd.items():
             found[name, kind, "x"] = raised(lambda c=call, m=make: c(m(x), w, b))
-            if kind not in ("list", "numpy") or name != "all_gather_matmul":  # which takes lists of weights
+            if (
+                kind not in ("list", "numpy") or name != "all_gather_matmul"
+            ):  # which takes lists of weights
                 found[name, kind, "w"] = raised(lambda c=call, m=make: c(x, m(w), b))
             if kind not in ("none", "list", "numpy"):
                 found[name, kind, "bias"] = raised(lambda c=call, m=make: c(x, w, m(b)))

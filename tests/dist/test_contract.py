@@ -398,7 +398,9 @@ def _autocast(groups, rank):
     same(x.grad, want.expand(2, 6).contiguous())
     with torch.autocast("cuda", torch.bfloat16):
         assert calls["gather"]().dtype == torch.float32, "of another device type"
-    assert raised(lambda: all_gather_matmul(x.detach().bfloat16(), w, group=group))[0] == "UsageError"
+    assert (
+        raised(lambda: all_gather_matmul(x.detach().bfloat16(), w, group=group))[0] == "UsageError"
+    )
 
 
 def test_autocast_casts_as_linear_does(ranks):

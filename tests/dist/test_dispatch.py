@@ -92,7 +92,7 @@ def test_a_record_gives_its_reason(h100, monkeypatch):
 @pytest.mark.parametrize("tuned", ["nk", "kn"])
 @pytest.mark.parametrize("returned", [True, False])
 def test_records_of_near_signatures_serve(h100, monkeypatch, tmp_path, caplog, tuned, returned):
-    """A backward gathers, returns what it gathered and reads (K, N): a record without that will do."""
+    """A backward gathers, returns that and reads (K, N): a record without that will do."""
     topology = Topology.of("h100-sxm", "nvlink", 8)
     gather = Signature.of("ag_gemm")
     mine = dataclasses.replace(gather, b_layout=tuned, return_gathered=returned)

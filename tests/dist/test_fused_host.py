@@ -350,7 +350,6 @@ def test_a_group_that_spans_hosts_is_not_fused(ranks):  # F13
 def _versions(groups, rank):
     from unittest import mock
 
-
     group = groups["w4"]
     x, w = ints(1, 8, 16), ints(2, 8, 16)
     with host_library(group):

@@ -238,7 +238,11 @@ def test_loading_and_what_is_refused(ranks):
             "float": ("UsageError", "list of positive sizes", "12.0"),
             "zero": ("UsageError", "list of positive sizes", "0"),
             "heads": ("UsageError", "its 5 heads divide", "24"),
-            "cut": ("ShardingError", "4 ranks do not divide each part of (18, 6)", "do: 1, 2, 3, 6"),
+            "cut": (
+                "ShardingError",
+                "4 ranks do not divide each part of (18, 6)",
+                "do: 1, 2, 3, 6",
+            ),
             "three": ("ShardingError", "24 in 3 heads", "do: 1, 3, 6, 9, 12, 15"),
             "copies": ("ShardingError", "in_features", "24 in 2 heads", "do: 1, 2"),
         }

@@ -78,7 +78,7 @@ class Lookup:
     Args:
         db: a tuning database or its path; None for none. It need not exist.
         packs: a directory of packs; None for none.
-        memo_size: answers kept.
+        memo_size: answers kept. tell: warn, once for each family, where there is no record.
     """
 
     def __init__(
@@ -87,10 +87,11 @@ class Lookup:
         packs: Path | None,
         *,
         memo_size: int = MEMO_SIZE,
+        tell: bool = True,
     ) -> None:
         self._db = db
         self._packs = packs
-        self._memo_size = memo_size
+        self._memo_size, self._tells = memo_size, tell
         self._lock = threading.Lock()
         self._told: set[tuple[str, _FamilyKey]] = set()
         self._snapshot = _Snapshot()
@@ -168,7 +169,8 @@ class Lookup:
 
     def _tell(self, problem: Problem, topology: Topology, answer: LookupResult) -> None:
         told = (topology.key, (problem.signature, problem.n, problem.k, problem.tp))
-        _log.log(logging.DEBUG if told in self._told else logging.WARNING, "%s", answer.text)
+        loud = self._tells and told not in self._told
+        _log.log(logging.WARNING if loud else logging.DEBUG, "%s", answer.text)
         self._told.add(told)
 
     def _load(self, snapshot: _Snapshot, topology: str) -> None:

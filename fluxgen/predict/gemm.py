@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp
+from math import exp, inf
 
 from fluxgen.core.config import KernelConfig, Schedule
 from fluxgen.core.problem import ceil_div
@@ -185,6 +185,7 @@ def soft_max(first: float, second: float, norm: float) -> float:
 def gemm_time(
     rows: int, n: int, k: int, slabs: int, groups: tuple[int, ...], panel: int,
     kernel: KernelConfig, gpu: Gpu, sms: int, element: int = 2, signal_us: float = 0.0,
+    sustained: bool = False,
 ) -> GemmTime:  # fmt: skip
     """Time of ``slabs`` slabs of ``rows`` x ``n`` x ``k`` walked in ``groups`` and ``panel``.
 
@@ -192,6 +193,7 @@ def gemm_time(
         rows: rows of one slab, elements. groups: slabs per group (empty: one group).
         panel: clusters along n in one panel (0: all). sms: SMs taken (0: all).
         element: bytes of one element. signal_us: time from a stored tile to its signal.
+        sustained: the GPU is busy all the time, as in a step: its clock has fallen already.
     """
     sms = min(sms or gpu.sm_count, gpu.sm_count)
     grid = make_grid(rows, n, groups or (slabs,), kernel, sms)
@@ -208,7 +210,8 @@ def gemm_time(
         # Loads come from L2, whose clock does not fall with that of the SMs.
         return slow * soft_max(ideal / share, loads, c.TILE_TRAFFIC_NORM) + each
 
-    compute = waves * wave_us(tensor_share(gpu, waves * wave_us(c.COLD_RATE)))
+    busy_us = inf if sustained else waves * wave_us(c.COLD_RATE)
+    compute = waves * wave_us(tensor_share(gpu, busy_us))
     traffic = memory_bytes(grid, panel, kernel, n, k, element, gpu.l2_mb * 1e6)
     memory = traffic / (gpu.mem_gbs * c.MEMORY_RATE * 1e3)
     time = soft_max(compute, memory, c.MEMORY_NORM)
@@ -244,11 +247,13 @@ def flat_gemm_time(
 
 
 @lru_cache(maxsize=4096)
-def library_gemm_us(m: int, n: int, k: int, gpu: Gpu, element: int = 2) -> float:
+def library_gemm_us(
+    m: int, n: int, k: int, gpu: Gpu, element: int = 2, sustained: bool = False
+) -> float:
     """Time of the vendor library's plain GEMM of m x n x k, launch included, microseconds.
 
     Modelled as the best of common tiles on the flat problem, with split-K where few tiles would
-    leave SMs idle.
+    leave SMs idle. ``sustained`` as in :func:`gemm_time`.
     """
     best = float("inf")
     for kernel in _LIBRARY_TILES:
@@ -257,7 +262,9 @@ def library_gemm_us(m: int, n: int, k: int, gpu: Gpu, element: int = 2) -> float
             if split > 1 and depth < 4 * kernel.tile_k:
                 break
             # A split is a slab of its own in time: the same output tile over a part of K.
-            time = gemm_time(m, n, depth, split, (1,) * split, 8, kernel, gpu, 0, element).time_us
+            time = gemm_time(
+                m, n, depth, split, (1,) * split, 8, kernel, gpu, 0, element, 0.0, sustained
+            ).time_us
             if split > 1:
                 partial = 2.0 * split * m * n * 4
                 time += partial / (gpu.mem_gbs * c.SPLIT_K_GBS * 1e3) + c.LAUNCH_US / 2

@@ -1,0 +1,101 @@
+"""What a plan answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fluxgen.plan.layout import Layout
+from fluxgen.plan.memory import Memory
+from fluxgen.plan.step import Step
+
+__all__ = ["Choice", "Plan"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One layout that fits.
+
+    Attributes:
+        layout, step, memory: of it. unfused_us: of the same layout without fused ops.
+        tokens_per_s: of one GPU. mfu: the model's FLOP over those of all GPUs in that time, 0 of a
+            decode.
+        fused: problems whose fused ops it uses, by key, and where their times come from.
+    """
+
+    layout: Layout
+    step: Step
+    memory: Memory
+    unfused_us: float
+    tokens_per_s: float
+    mfu: float
+    fused: tuple[tuple[str, str], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "layout": self.layout.to_dict(),
+            "key": self.layout.key,
+            "step_us": self.step.step_us,
+            "unfused_us": self.unfused_us,
+            "tokens_per_s_per_gpu": self.tokens_per_s,
+            "mfu": self.mfu,
+            "memory_gb": self.memory.total / 1e9,
+            "exposed": self.step.exposed,
+            "parts_us": dict(self.step.parts),
+            "fused": dict(self.fused),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best layouts of a model on a cluster.
+
+    Attributes:
+        model, target: names. gpus, node, batch, seq, phase, practice, fused: as asked.
+        choices: the best first. tried: layouts that can run. dropped: that do not fit in memory.
+        closest: of those the one that misses least, and by how many bytes; None where none was.
+        interrupted: whether the search was cut short, so that better ones may be missing.
+    """
+
+    model: str
+    target: str
+    gpus: int
+    node: int
+    batch: int
+    seq: int
+    phase: str
+    practice: str
+    fused: str
+    choices: tuple[Choice, ...]
+    tried: int
+    dropped: int
+    closest: tuple[Layout, float] | None = None
+    interrupted: bool = False
+
+    @property
+    def best(self) -> Choice:
+        """The first of the choices."""
+        return self.choices[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        closest = None
+        if self.closest is not None:
+            closest = {"layout": self.closest[0].to_dict(), "over_gb": self.closest[1] / 1e9}
+        return {
+            "model": self.model,
+            "target": self.target,
+            "gpus": self.gpus,
+            "node": self.node,
+            "batch": self.batch,
+            "seq": self.seq,
+            "phase": self.phase,
+            "practice": self.practice,
+            "fused": self.fused,
+            "choices": [choice.to_dict() for choice in self.choices],
+            "tried": self.tried,
+            "dropped": self.dropped,
+            "closest": closest,
+            "interrupted": self.interrupted,
+        }

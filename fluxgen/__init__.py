@@ -12,8 +12,9 @@ from fluxgen.core.version import __version__
 if TYPE_CHECKING:
     from fluxgen.db.live import LiveLookup
     from fluxgen.db.result import LookupResult
+    from fluxgen.planning.result import Plan
 
-__all__ = ["__version__", "lookup"]
+__all__ = ["__version__", "lookup", "plan"]
 
 _NEED_TORCH = {
     "all_gather_matmul": "fluxgen.runtime.ops",
@@ -60,6 +61,16 @@ def lookup(
     """
     look = _live if _live is not None else _make_live()
     return look(op, m, n, k, tp, target, link, dtype)
+
+
+def plan(model: Any, **how: Any) -> Plan:
+    """The best layouts of a model's step on a cluster, predicted, with no GPU.
+
+    Arguments, result and errors: :func:`fluxgen.planning.search.plan`.
+    """
+    from fluxgen.planning.search import plan as search
+
+    return search(model, **how)
 
 
 _live: LiveLookup | None = None

@@ -21,6 +21,7 @@ from fluxgen.cli.build import build
 from fluxgen.cli.common import say, stderr
 from fluxgen.cli.doctor import doctor
 from fluxgen.cli.lookup import lookup
+from fluxgen.cli.plan import plan
 from fluxgen.cli.report import report
 from fluxgen.cli.shapes import shapes
 from fluxgen.cli.tune import tune
@@ -32,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (shapes, tune, build, lookup, doctor, report):
+for _command in (shapes, plan, tune, build, lookup, doctor, report):
     app.command()(_command)
 app.add_typer(db.app, name="db")
 

@@ -41,8 +41,14 @@ def report(
         Path | None, typer.Option(help="Also the drawn calls as a Perfetto trace.")
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Also the speedups by m as a picture.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Of a plan instead, which `fluxgen plan --out` wrote.")
+    ] = None,
 ) -> None:
     """One HTML page: speedups by m, how the searches went, the timeline of a fused call."""
+    if plan is not None:
+        _of_plan(plan, out, trace)
+        return
     from fluxgen.report.page import page
     from fluxgen.report.picture import speedup_svg
     from fluxgen.report.timeline import fused_timeline, perfetto, unfused_timeline
@@ -75,3 +81,17 @@ def report(
     for path in (out, trace, svg):
         if path is not None:
             say(f"wrote {path}")
+
+
+def _of_plan(path: Path, out: Path, trace: Path | None) -> None:
+    from fluxgen.planning.file import read_plan
+    from fluxgen.report.plan_page import plan_page
+    from fluxgen.report.timeline import perfetto
+
+    saved = read_plan(path)
+    timelines = saved.timelines()
+    write_file(out, plan_page(saved.title, saved.choices, timelines))
+    say(f"wrote {out}")
+    if trace is not None:
+        write_file(trace, json.dumps(perfetto(timelines)))
+        say(f"wrote {trace}")

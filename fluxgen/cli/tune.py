@@ -6,7 +6,7 @@ import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,11 +18,9 @@ from fluxgen.cli.common import (
     Dtype,
     Json,
     Link,
-    Model,
     Ops,
     Target,
     Tokens,
-    Tp,
     Training,
     emit,
     integers,
@@ -35,12 +33,19 @@ from fluxgen.cli.common import (
     stdout,
 )
 from fluxgen.core.dtypes import DType
+from fluxgen.core.errors import UsageError
 from fluxgen.core.settings import Settings, data_dir
+
+if TYPE_CHECKING:
+    from fluxgen.core.topology import Topology
+    from fluxgen.shapes import ProblemSet
 
 
 def tune(
-    model: Model,
-    tp: Tp,
+    model: Annotated[
+        str | None, typer.Option("--model", help="An HF config.json, its directory, or a preset.")
+    ] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks.")] = None,
     target: Target = "auto",
     link: Link = "nvlink",
     tokens: Tokens = DEFAULT_TOKENS,
@@ -58,6 +63,10 @@ def tune(
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Parallel compiles (default: by RAM).")] = None,
     compiled_only: CompiledOnly = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a model: the problems of a plan's best layout."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Search the best kernel and run-time configuration of every GEMM of a model."""
@@ -69,16 +78,25 @@ def tune(
     from fluxgen.report.tables import RECORD_COLUMNS, print_table, record_rows
     from fluxgen.shapes import counted_problems
 
-    topology = named_topology(target, link, tp)
-    wanted = named_ops(ops)
-    found = counted_problems(
-        model,
-        tp,
-        integers("tokens", tokens),
-        DType.parse(dtype),
-        wanted,
-        training=training,
-    )
+    if plan is not None:
+        if model is not None or tp is not None:
+            raise UsageError("tune --plan: expected neither --model nor --tp, which the plan has")
+        model, topology, found = _planned(plan)
+        wanted = tuple(dict.fromkeys(problem.op for problem in found))
+        training = any(problem.signature.b_layout == "kn" for problem in found)
+    elif model is None or tp is None:
+        raise UsageError("tune: expected --model and --tp, or --plan FILE; found neither")
+    else:
+        topology = named_topology(target, link, tp)
+        wanted = named_ops(ops)
+        found = counted_problems(
+            model,
+            tp,
+            integers("tokens", tokens),
+            DType.parse(dtype),
+            wanted,
+            training=training,
+        )
     require_kernels(topology.gpu, dtype)
     for message in found.messages:
         say(f"note: {message}")
@@ -145,6 +163,18 @@ def tune(
         )  # fmt: skip
     if result.interrupted or result.failed:
         raise typer.Exit(1)
+
+
+def _planned(path: Path) -> tuple[str, Topology, ProblemSet]:
+    """Name, topology and problems of a plan's best layout."""
+    from fluxgen.planning.file import read_plan
+    from fluxgen.shapes import ProblemSet
+
+    saved = read_plan(path)
+    topology = saved.topology()
+    counts = (int(saved.document["sizes"]["layers"]),) * len(saved.problems)
+    names = (("layer",),) * len(saved.problems)
+    return saved.document["model"], topology, ProblemSet(saved.problems, counts, names, ())
 
 
 def _same_command() -> str:

@@ -18,10 +18,13 @@ TRACKS = 18
 """Slots drawn of a timeline, evenly over all."""
 
 _COLOURS = ("#2f6fb0", "#c8553d", "#3d8a5f", "#8a5fb0", "#b08a2f", "#4a4a4a")
-_KINDS = {"tile": "#9db8d6", "wait": "#e8b4a4", "copy": "#3d8a5f", "gemm": "#9db8d6",
-          "reduce": "#8a5fb0"}  # fmt: skip
+_KINDS = {
+    "tile": "#9db8d6", "wait": "#e8b4a4", "copy": "#3d8a5f", "gemm": "#9db8d6",
+    "reduce": "#8a5fb0", "attention": "#2f6fb0", "memory": "#b0a98a", "collective": "#c8553d",
+    "fused": "#8a5fb0", "ring": "#b58fd0", "forward": "#9db8d6", "backward": "#2f6fb0",
+}  # fmt: skip
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
        color: #1c1c1c; background: #fff; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
@@ -48,7 +51,7 @@ def page(
     """
     parts = [
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         "<h2>Speedup over the unfused path</h2>",
         _speedups(records),
@@ -57,7 +60,7 @@ def page(
     if searches:
         parts += ["<h2>How the searches went</h2>", _progress(searches)]
     if timelines:
-        parts += ["<h2>Inside a call</h2>", _timelines(timelines)]
+        parts += ["<h2>Inside a call</h2>", drawn(timelines, IN_A_CALL)]
     return "".join([*parts, "</body></html>\n"])
 
 
@@ -191,8 +194,15 @@ def _table(records: Iterable[Record]) -> str:
     return f"<div class=scroll><table><tr>{head}</tr>{body}</table></div>"
 
 
-def _timelines(timelines: Mapping[str, Timeline]) -> str:
-    end = max(timeline.end_us for timeline in timelines.values())
+IN_A_CALL = (
+    "Simulated from the prediction, one rank, one scale for all; grey line: the GEMM alone would "
+    "end here, what lies right of it is exposed."
+)
+
+
+def drawn(timelines: Mapping[str, Timeline], note: str, one_scale: bool = True) -> str:
+    """Timelines below each other, with ``note`` and what the colours mean above them."""
+    last = max(timeline.end_us for timeline in timelines.values())
     width, left = 900, 84
     legend = " &nbsp; ".join(
         f"<svg viewBox='0 0 12 12' style='width:12px'><rect width=12 height=12 fill='{colour}'/>"
@@ -200,11 +210,9 @@ def _timelines(timelines: Mapping[str, Timeline]) -> str:
         for kind, colour in _KINDS.items()
         if any(s.kind == kind for t in timelines.values() for s in t.spans)
     )
-    out = [
-        "<p class=note>Simulated from the prediction, one rank, one scale for all; grey line: the "
-        f"GEMM alone would end here, what lies right of it is exposed. {legend}</p>"
-    ]
+    out = [f"<p class=note>{escape(note)} {legend}</p>"]
     for name, timeline in timelines.items():
+        end = last if one_scale else timeline.end_us
         tracks = sorted({s.track for s in timeline.spans}, key=track_order)
         slots = [t for t in tracks if t.startswith("slot ")]
         if len(slots) > TRACKS:
@@ -213,7 +221,7 @@ def _timelines(timelines: Mapping[str, Timeline]) -> str:
         rows = {track: i for i, track in enumerate(tracks)}
         height = 14 * len(tracks) + 22
 
-        def x(us: float) -> float:
+        def x(us: float, end: float = end) -> float:
             return left + us / end * (width - left - 8)
 
         out.append(f"<h3>{escape(name)}: {timeline.end_us:.0f} us</h3>")
@@ -228,8 +236,9 @@ def _timelines(timelines: Mapping[str, Timeline]) -> str:
                     f"fill='{_KINDS[s.kind]}' stroke='#fff' stroke-width=.4><title>"
                     f"{escape(s.name)}: {s.begin_us:.1f} to {s.end_us:.1f} us</title></rect>"
                 )
-        gemm = x(timeline.gemm_us)
-        out.append(f"<line x1={gemm:.1f} x2={gemm:.1f} y1=0 y2={height - 20} stroke='#888'/>")
+        if timeline.gemm_us:
+            gemm = x(timeline.gemm_us)
+            out.append(f"<line x1={gemm:.1f} x2={gemm:.1f} y1=0 y2={height - 20} stroke='#888'/>")
         for i in range(6):
             us = end * i / 5
             anchor = "end" if i == 5 else "middle"

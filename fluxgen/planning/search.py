@@ -12,16 +12,16 @@ from fluxgen.core.problem import check_int
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import Gpu, LinkKind, parse_gpu
 from fluxgen.db.lookup import Lookup
-from fluxgen.plan.axonn import grids
-from fluxgen.plan.cluster import Cluster
-from fluxgen.plan.fused import MODES, Fusion
-from fluxgen.plan.layout import MICROS, RECOMPUTE, Fixed, Layout, divisors, layouts, require
-from fluxgen.plan.memory import Memory, memory
-from fluxgen.plan.model import Transformer
-from fluxgen.plan.practice import Practice
-from fluxgen.plan.practice import practice as practice_of
-from fluxgen.plan.result import Choice, Plan
-from fluxgen.plan.step import Step, Stepper
+from fluxgen.planning.axonn import grids
+from fluxgen.planning.cluster import Cluster
+from fluxgen.planning.fused import MODES, Fusion
+from fluxgen.planning.layout import MICROS, RECOMPUTE, Fixed, Layout, divisors, layouts, require
+from fluxgen.planning.memory import Memory, memory
+from fluxgen.planning.model import Transformer
+from fluxgen.planning.practice import Practice
+from fluxgen.planning.practice import practice as practice_of
+from fluxgen.planning.result import Choice, Plan
+from fluxgen.planning.step import Step, Stepper
 from fluxgen.shapes import ModelDims, model_dims
 
 __all__ = ["PHASES", "plan"]
@@ -136,8 +136,8 @@ def plan(
     chosen = sorted(found, key=lambda each: each[:2])[:best]
     choices = tuple(_choice(stepper, plain, *each[1:]) for each in chosen)
     return Plan(
-        sizes.name, gpu.name, gpus, cluster.node, batch, seq, phase, practice, fused, choices,
-        tried, dropped, closest, interrupted,
+        sizes.name, gpu.name, cluster.link.value, gpus, cluster.node, batch, seq, phase, practice,
+        fused, choices, tried, dropped, closest, interrupted, sizes, cluster,
     )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _choice(stepper: Stepper, plain: Stepper, layout: Layout, step: Step, need: 
     flops = 0.0 if stepper.phase == "decode" else model.flops(tokens, stepper.seq)
     if stepper.phase == "prefill":
         flops /= 3
-    used = stepper.fusion.used_by(lambda: _again(stepper, layout))
+    used = stepper.fusion.asked_by(lambda: _again(stepper, layout))
     return Choice(
         layout, step, need, unfused, tokens / seconds / cluster.gpus,
         flops / (seconds * cluster.gpus * cluster.gpu.tflops * 1e12), used,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fluxgen.plan import constants as c
-from fluxgen.plan.collectives import Links
-from fluxgen.plan.fused import Fusion
-from fluxgen.plan.layout import Layout
-from fluxgen.plan.model import Transformer
-from fluxgen.plan.practice import Practice
-from fluxgen.plan.times import Times
+from fluxgen.planning import constants as c
+from fluxgen.planning.collectives import Links
+from fluxgen.planning.fused import Fusion
+from fluxgen.planning.layout import Layout
+from fluxgen.planning.model import Transformer
+from fluxgen.planning.practice import Practice
+from fluxgen.planning.times import Times
 from fluxgen.predict.simulate import Task, Timeline, simulate
 
 __all__ = ["Layer"]
@@ -163,14 +163,15 @@ class Layer:
         layout = self.layout
         if layout.tp == 1 or not layout.sp:
             return False
-        found = self.fusion.us(gathers, self.tokens, n, k, layout.tp, kn)
-        kind = "fused"
-        if found is None and self.practice.overlap_ring:
-            us = self.links.gather_us(self._whole_bytes, self.links.ranks(layout.tp, 1))
-            found, kind = self._with_gemm(self.times.gemm(self.tokens, n, k), us), "ring"
-        if found is None:
+        share = self.fusion.share(gathers, self.tokens, n, k, layout.tp, kn)
+        if share is None and not self.practice.overlap_ring:
             return False
-        tasks.add(kind, name, found)
+        comm = self.links.gather_us(self._whole_bytes, self.links.ranks(layout.tp, 1))
+        gemm = self.times.gemm(self.tokens, n, k)
+        if share is None:
+            tasks.add("ring", name, self._with_gemm(gemm, comm))
+        else:
+            tasks.add("fused", name, share * (gemm + comm))
         return True
 
     def _column(self, tasks: _Tasks, name: str, n: int) -> None:
@@ -206,11 +207,17 @@ class Layer:
             kept *= max(1.0, model.kv_heads / layout.tp)
             tasks.add("attention", "attention", self.times.memory(kept, 2))
         elif self.practice.attention != "unfused":
-            us = self.times.flash(self.practice.attention, 2 * scores * head, self.seq, False)
+            us = self._flash(2 * scores * head, False)
             self._exchange(tasks, us)
             tasks.add("attention", "attention", us)
         else:
             self._core(tasks)
+
+    def _flash(self, flops: float, backward: bool) -> float:
+        """Attention in one kernel, or of the parts of a sequence in turn."""
+        part = self.seq // self.layout.cp
+        extra = (self.layout.cp - 1) * c.KERNEL_US
+        return extra + self.times.flash(self.practice.attention, flops, part, backward)
 
     def _rotated(self, heads: int) -> float:
         """Bytes of rotary positions: in place, or operation by operation in complex fp32."""
@@ -267,7 +274,7 @@ class Layer:
             self._core_backward(tasks)
         else:
             scores = self._scores()
-            us = self.times.flash(self.practice.attention, 5 * scores * head, self.seq, True)
+            us = self._flash(5 * scores * head, True)
             self._exchange(tasks, us, times=2)
             tasks.add("attention", "d attention", us)
         heads = (model.heads + model.kv_heads) // layout.tp

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluxgen.plan.layout import Layout, stage_layers
-from fluxgen.plan.model import Transformer
-from fluxgen.plan.practice import Practice
+from fluxgen.planning.layout import Layout, stage_layers
+from fluxgen.planning.model import Transformer
+from fluxgen.planning.practice import Practice
 
 __all__ = ["Memory", "memory"]
 

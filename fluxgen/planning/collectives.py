@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, log2
 
-from fluxgen.plan import constants as c
-from fluxgen.plan.cluster import Cluster
+from fluxgen.planning import constants as c
+from fluxgen.planning.cluster import Cluster
 from fluxgen.predict import constants as base
 from fluxgen.predict.link import one_shot_us
 
@@ -22,10 +22,14 @@ class Ranks:
 
 
 class Links:
-    """Collectives of one cluster, microseconds."""
+    """Collectives of one cluster, microseconds.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    Args:
+        rails: whether a collective between nodes uses the adapters of all its ranks of a node.
+    """
+
+    def __init__(self, cluster: Cluster, rails: bool = True) -> None:
+        self.cluster, self.rails = cluster, rails
         topology = cluster.topology(min(2, cluster.node))
         self.near_gbs = topology.bandwidth_gbs * base.NCCL_RATE
         self.near_us = topology.latency_us
@@ -52,7 +56,7 @@ class Links:
         share = whole * (ranks.count - 1) / ranks.count
         rate, delay = self.near_gbs, self.near_us
         if ranks.count > ranks.near:
-            rate = min(rate, self.far_gbs * ranks.near)
+            rate = min(rate, self.far_gbs * (ranks.near if self.rails else 1))
             delay = self.cluster.between_us
         ring = (ranks.count - 1) * delay + share / (rate * 1e3)
         # Pieces double at each level of a tree, over the same links, at half of their rate.

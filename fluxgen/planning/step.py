@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluxgen.plan import constants as c
-from fluxgen.plan.axonn import AxonnLayer
-from fluxgen.plan.cluster import Cluster
-from fluxgen.plan.collectives import Links
-from fluxgen.plan.fused import Fusion
-from fluxgen.plan.layer import Layer
-from fluxgen.plan.layout import Layout, stage_layers
-from fluxgen.plan.model import Transformer
-from fluxgen.plan.practice import Practice
-from fluxgen.plan.times import Times
+from fluxgen.planning import constants as c
+from fluxgen.planning.axonn import AxonnLayer
+from fluxgen.planning.cluster import Cluster
+from fluxgen.planning.collectives import Links
+from fluxgen.planning.fused import Fusion
+from fluxgen.planning.layer import Layer
+from fluxgen.planning.layout import Layout, stage_layers
+from fluxgen.planning.model import Transformer
+from fluxgen.planning.practice import Practice
+from fluxgen.planning.schedule import MOST_ROUNDS, pipeline
+from fluxgen.planning.times import Times
 from fluxgen.predict.simulate import Timeline
 
 __all__ = ["Step", "Stepper"]
@@ -65,7 +66,7 @@ class Stepper:
         self.model, self.cluster, self.batch, self.seq = model, cluster, batch, seq
         self.practice, self.fusion, self.phase = practice, fusion, phase
         self.training = phase == "train"
-        self.times, self.links = Times(cluster.gpu), Links(cluster)
+        self.times, self.links = Times(cluster.gpu), Links(cluster, practice.rails)
         self._layers: dict[tuple[object, ...], tuple[Timeline, Timeline]] = {}
 
     def tokens(self, layout: Layout) -> int:
@@ -122,6 +123,24 @@ class Stepper:
         inside = layers * rounds * sum(_hidden(timeline) for timeline in (forward, backward))
         return Step(us, front, back, parts, overlapped + inside, exposed)
 
+    def timelines(self, layout: Layout) -> dict[str, Timeline]:
+        """A layer's forward and backward, and the step's micro-batches on its stages."""
+        forward, backward = self.layer(layout)
+        found = {"forward of a layer": forward}
+        if self.training:
+            found["backward of a layer"] = backward
+        rounds = min(self.batch // (layout.dp * layout.micro), MOST_ROUNDS)
+        if layout.pp > 1:
+            layers = stage_layers(self.model, layout)
+            first, last = self._ends(layout)
+            front = [layers * forward.end_us] * layout.pp
+            back = [layers * backward.end_us] * layout.pp
+            front[0] += first
+            back[-1] += last if self.training else 0.0
+            name = "stages, each its layers at once" if layout.vp > 1 else "stages"
+            found[name] = pipeline(front, back, rounds, self._send(layout))
+        return found
+
     def _ends(self, layout: Layout) -> tuple[float, float]:
         """What the first and the last stage do beside their layers, of one micro-batch."""
         model, times = self.model, self.times
@@ -148,6 +167,15 @@ class Stepper:
         """Exchanges between stages that are waited for."""
         if layout.pp == 1:
             return 0.0
+        us = self._send(layout)
+        ways = 2 if self.training else 1
+        waits = ways * layout.vp * rounds
+        if self.practice.overlap_stages and layout.vp > 1:
+            waits = ways * (layout.pp - 1)  # while the pipeline fills and empties
+        return us * waits
+
+    def _send(self, layout: Layout) -> float:
+        """One exchange between two stages."""
         tokens = self.tokens(layout)
         size = 2.0 * tokens * self.model.hidden
         stride = layout.tp * layout.cp * layout.dp
@@ -155,11 +183,7 @@ class Stepper:
         us = self.links.send_us(size / layout.tp, far)
         if layout.tp > 1 and not layout.sp:  # each rank sends a part, which is gathered there
             us += self.links.gather_us(size, self.links.ranks(layout.tp, 1))
-        ways = 2 if self.training else 1
-        waits = ways * layout.vp * rounds
-        if self.practice.overlap_stages and layout.vp > 1:
-            waits = ways * (layout.pp - 1)  # while the pipeline fills and empties
-        return us * waits
+        return us
 
     def _replicated(self, layout: Layout) -> float:
         """Weights of one rank."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from fluxgen.plan.layout import Layout
-from fluxgen.plan.memory import Memory
-from fluxgen.plan.step import Step
+from fluxgen.core.problem import Problem
+from fluxgen.planning.cluster import Cluster
+from fluxgen.planning.layout import Layout
+from fluxgen.planning.memory import Memory
+from fluxgen.planning.model import Transformer
+from fluxgen.planning.step import Step
 
 __all__ = ["Choice", "Plan"]
 
@@ -20,7 +23,8 @@ class Choice:
         layout, step, memory: of it. unfused_us: of the same layout without fused ops.
         tokens_per_s: of one GPU. mfu: the model's FLOP over those of all GPUs in that time, 0 of a
             decode.
-        fused: problems whose fused ops it uses, by key, and where their times come from.
+        problems: that its layers pose to fused ops, with where the time of each came from; empty
+            where the fused op is not used.
     """
 
     layout: Layout
@@ -29,7 +33,7 @@ class Choice:
     unfused_us: float
     tokens_per_s: float
     mfu: float
-    fused: tuple[tuple[str, str], ...] = ()
+    problems: tuple[tuple[Problem, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -43,7 +47,7 @@ class Choice:
             "memory_gb": self.memory.total / 1e9,
             "exposed": self.step.exposed,
             "parts_us": dict(self.step.parts),
-            "fused": dict(self.fused),
+            "problems": [{**p.to_dict(), "source": source} for p, source in self.problems],
         }
 
 
@@ -52,14 +56,17 @@ class Plan:
     """The best layouts of a model on a cluster.
 
     Attributes:
-        model, target: names. gpus, node, batch, seq, phase, practice, fused: as asked.
+        model, target: names. link: within a node.
+        gpus, node, batch, seq, phase, practice, fused: as asked.
         choices: the best first. tried: layouts that can run. dropped: that do not fit in memory.
         closest: of those the one that misses least, and by how many bytes; None where none was.
         interrupted: whether the search was cut short, so that better ones may be missing.
+        sizes, cluster: what was predicted.
     """
 
     model: str
     target: str
+    link: str
     gpus: int
     node: int
     batch: int
@@ -72,6 +79,8 @@ class Plan:
     dropped: int
     closest: tuple[Layout, float] | None = None
     interrupted: bool = False
+    sizes: Transformer | None = None
+    cluster: Cluster | None = None
 
     @property
     def best(self) -> Choice:
@@ -86,6 +95,7 @@ class Plan:
         return {
             "model": self.model,
             "target": self.target,
+            "link": self.link,
             "gpus": self.gpus,
             "node": self.node,
             "batch": self.batch,
@@ -98,4 +108,6 @@ class Plan:
             "dropped": self.dropped,
             "closest": closest,
             "interrupted": self.interrupted,
+            "sizes": None if self.sizes is None else asdict(self.sizes),
+            **({} if self.cluster is None else self.cluster.to_dict()),
         }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from fluxgen.core.errors import UsageError
 from fluxgen.core.problem import check_int
-from fluxgen.core.topology import Gpu, LinkKind, Topology
+from fluxgen.core.topology import GPUS, Gpu, LinkKind, Topology
 
 __all__ = ["Cluster", "parse_between"]
 
@@ -60,6 +61,15 @@ class Cluster:
         if between:
             rate, delay = parse_between(between)
         return cls(gpu, gpus, min(node, gpus), link, rate, delay)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values that make it again; the GPU by its properties."""
+        g = self.gpu
+        gpu = g.name if GPUS.get(g.name) == g else (
+            f"{g.name}:cc={g.cc},sms={g.sm_count},clock={g.clock_mhz},smem={g.smem_kb},"
+            f"mem={g.mem_gb},membw={g.mem_gbs},l2={g.l2_mb},nvlink={g.nvlink_gbs},pcie={g.pcie_gbs}"
+        )  # fmt: skip
+        return {"gpu": gpu, "between_gbs": self.between_gbs, "between_us": self.between_us}
 
     def topology(self, tp: int) -> Topology:
         """Of the tensor-parallel ranks of one node."""

@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 from fluxgen.core.errors import UsageError
-from fluxgen.plan.cluster import Cluster
-from fluxgen.plan.model import Transformer
+from fluxgen.planning.cluster import Cluster
+from fluxgen.planning.model import Transformer
 
 __all__ = ["RECOMPUTE", "Fixed", "Layout", "layouts", "why_not"]
 
@@ -191,11 +191,13 @@ def require(found: bool, model: Transformer, cluster: Cluster, batch: int, fixed
         return
     given = {name: value for name, value in vars(fixed).items() if value is not None}
     held = ", ".join(f"{name} {value}" for name, value in given.items())
-    powers = [d for d in divisors(cluster.gpus) if batch % d == 0]
+    each = (fixed.dp or 1) * (fixed.micro or 1)
+    near = max(1, round(batch / each)) * each
+    hint = f"a batch of {near}, or" if batch % each else "fewer of these held, or"
     raise UsageError(
         f"plan: no layout of {model.name} fills {cluster.gpus} GPUs with a batch of {batch}"
         + (f" and {held}" if held else "")
-        + f"; its {model.layers} layers, {model.heads} heads and the batch must be divided evenly: "
-        f"a batch that is a multiple of {powers[-1] if powers else 1} replicas, or another number "
-        "of GPUs, would do"
+        + f": tp must divide its {model.heads} heads and be at most {cluster.node}, stages its "
+        f"{model.layers} layers, replicas the batch. {hint if held else 'A batch or'} a number of "
+        "GPUs that these divide would do"
     )

@@ -24,6 +24,7 @@ class Practice:
         overlap_replicas: gradients of replicas beside backward, weights beside forward.
         overlap_stages: sends between stages beside compute.
         grad_bytes: of a gradient that replicas exchange.
+        rails: a collective between nodes uses the adapters of all its ranks of a node.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Practice:
     overlap_replicas: bool = True
     overlap_stages: bool = True
     grad_bytes: int = 4
+    rails: bool = True
 
 
 PRACTICES = {
@@ -46,6 +48,12 @@ PRACTICES = {
         Practice(
             "megatron-2021", "unfused", True, "hand", overlap_weight=False,
             overlap_replicas=False, overlap_stages=False, grad_bytes=2,
+        ),
+        # DeepSpeed's ZeRO-3 of 2021: one adapter's rate, as the 174.6B rows of table 2 of arXiv
+        # 2104.04473 have it (fitted to these); kernels of Megatron-LM.
+        Practice(
+            "zero3-2021", "unfused", True, "hand", overlap_weight=False, overlap_stages=False,
+            grad_bytes=2, rails=False,
         ),
         # arXiv 2205.05198: sequence parallelism, its collectives beside weight gradients.
         Practice(

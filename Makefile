@@ -35,6 +35,7 @@ demo: setup
 	$(PY) -m fluxgen build --model llama-3.1-8b --tp 8 --target $(DEMO_TARGET) --link nvlink \
 	  --out $(VENV)/demo-sources --limit $(DEMO_KERNELS)
 	$(PY) examples/lookup.py
+	$(PY) -m fluxgen plan --model llama-3.1-8b --target h100-sxm --gpus 64 --batch 256 --seq 8192
 
 test: setup lint
 	$(PY) -m pytest -n 2 -m "not gpu and not multigpu"

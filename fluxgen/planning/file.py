@@ -12,11 +12,11 @@ from fluxgen.core.problem import Problem
 from fluxgen.core.topology import LinkKind, Topology, parse_gpu
 from fluxgen.db.codec import problem_from_dict
 from fluxgen.planning.cluster import Cluster
-from fluxgen.planning.fused import Fusion
 from fluxgen.planning.layout import Layout
 from fluxgen.planning.model import Transformer
 from fluxgen.planning.practice import practice
-from fluxgen.planning.step import Stepper
+from fluxgen.planning.timing.fused import Fusion
+from fluxgen.planning.timing.step import Stepper
 from fluxgen.predict.simulate import Timeline
 
 __all__ = ["SavedPlan", "read_plan"]

@@ -193,7 +193,7 @@ def require(found: bool, model: Transformer, cluster: Cluster, batch: int, fixed
     held = ", ".join(f"{name} {value}" for name, value in given.items())
     each = (fixed.dp or 1) * (fixed.micro or 1)
     near = max(1, round(batch / each)) * each
-    hint = f"a batch of {near}, or" if batch % each else "fewer of these held, or"
+    hint = f"A batch of {near}, or" if batch % each else "Fewer of these held, or"
     raise UsageError(
         f"plan: no layout of {model.name} fills {cluster.gpus} GPUs with a batch of {batch}"
         + (f" and {held}" if held else "")

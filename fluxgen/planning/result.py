@@ -10,7 +10,7 @@ from fluxgen.planning.cluster import Cluster
 from fluxgen.planning.layout import Layout
 from fluxgen.planning.memory import Memory
 from fluxgen.planning.model import Transformer
-from fluxgen.planning.step import Step
+from fluxgen.planning.timing.step import Step
 
 __all__ = ["Choice", "Plan"]
 

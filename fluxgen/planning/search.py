@@ -12,16 +12,16 @@ from fluxgen.core.problem import check_int
 from fluxgen.core.settings import Settings, data_dir
 from fluxgen.core.topology import Gpu, LinkKind, parse_gpu
 from fluxgen.db.lookup import Lookup
-from fluxgen.planning.axonn import grids
 from fluxgen.planning.cluster import Cluster
-from fluxgen.planning.fused import MODES, Fusion
 from fluxgen.planning.layout import MICROS, RECOMPUTE, Fixed, Layout, divisors, layouts, require
 from fluxgen.planning.memory import Memory, memory
 from fluxgen.planning.model import Transformer
 from fluxgen.planning.practice import Practice
 from fluxgen.planning.practice import practice as practice_of
 from fluxgen.planning.result import Choice, Plan
-from fluxgen.planning.step import Step, Stepper
+from fluxgen.planning.timing.axonn import grids
+from fluxgen.planning.timing.fused import MODES, Fusion
+from fluxgen.planning.timing.step import Step, Stepper
 from fluxgen.shapes import ModelDims, model_dims
 
 __all__ = ["PHASES", "plan"]

@@ -24,12 +24,12 @@ from typing import Any
 
 from fluxgen.core.topology import parse_gpu
 from fluxgen.planning.cluster import Cluster
-from fluxgen.planning.fused import Fusion
 from fluxgen.planning.layout import MICROS, Layout, why_not
 from fluxgen.planning.model import Transformer
 from fluxgen.planning.practice import practice
 from fluxgen.planning.search import plan
-from fluxgen.planning.step import Stepper
+from fluxgen.planning.timing.fused import Fusion
+from fluxgen.planning.timing.step import Stepper
 
 DATA = Path(__file__).with_name("data")
 

@@ -280,6 +280,28 @@ def ampere() -> str:
     )  # fmt: skip
 
 
+def published_steps() -> str:
+    """Published steps of training and serving, and their predictions."""
+    file = load("plan_errors")
+    rows = [
+        [name, g["rows"], f"{g['bias']:.3f}", f"{g['error']:.3f}", f"{g['worst']:.2f}"]
+        for name, g in (*file["groups"].items(), *file["total"].items())
+    ]
+    ranking, others = file["ranking"], file["chosen_by_others"]
+    shares = ", ".join(f"{each['share']:.3f}" for each in others.values())
+    what = f"""Steps that others measured and published, predicted by `fluxgen plan`
+        (tests/bench/data/plan_rows.jsonl has each with its source; docs/plan.md tells how). Bias is
+        the geometric mean of predicted over measured time, error that of the factor by which a
+        prediction is off. Of {ranking["pairs"]} pairs of layouts of one model on one machine that
+        are more than 3 % apart, {ranking["right"]} are ranked as measured. The layouts of
+        {len(others)} published recipes take {shares} of the predicted time of the best that the
+        plan finds for them; below 1 the plan takes the published one for too large."""
+    return section(
+        "Published steps, predicted", what, file["command"], "as each row says", "predicted",
+        "2026-12-07", table(("source", "rows", "bias", "error", "worst"), rows),
+    )  # fmt: skip
+
+
 def gpu_suite() -> str:
     """Outcomes of the GPU tests."""
     file = load("gpu_suite")
@@ -296,7 +318,7 @@ def gpu_suite() -> str:
 
 AREAS: tuple[Callable[[], str], ...] = (
     side_by_side, pcie, data_present, few_tokens, ampere, host_cost, lookups, search, packs,
-    gpu_suite,
+    published_steps, gpu_suite,
 )  # fmt: skip
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluxgen.planning import constants as c
-from fluxgen.planning.axonn import AxonnLayer
 from fluxgen.planning.cluster import Cluster
-from fluxgen.planning.collectives import Links
-from fluxgen.planning.fused import Fusion
-from fluxgen.planning.layer import Layer
 from fluxgen.planning.layout import Layout, stage_layers
 from fluxgen.planning.model import Transformer
 from fluxgen.planning.practice import Practice
-from fluxgen.planning.schedule import MOST_ROUNDS, pipeline
-from fluxgen.planning.times import Times
+from fluxgen.planning.timing import constants as c
+from fluxgen.planning.timing.axonn import AxonnLayer
+from fluxgen.planning.timing.collectives import Links
+from fluxgen.planning.timing.fused import Fusion
+from fluxgen.planning.timing.layer import Layer
+from fluxgen.planning.timing.schedule import MOST_ROUNDS, pipeline
+from fluxgen.planning.timing.times import Times
 from fluxgen.predict.simulate import Timeline
 
 __all__ = ["Step", "Stepper"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fluxgen.core.topology import Gpu
-from fluxgen.planning import constants as c
+from fluxgen.planning.timing import constants as c
 from fluxgen.predict.gemm import library_gemm_us
 
 __all__ = ["Times"]

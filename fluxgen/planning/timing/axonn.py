@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fluxgen.planning.collectives import Links, Ranks
-from fluxgen.planning.layer import COMPUTE, LINK, E, Layer
 from fluxgen.planning.layout import Layout, divisors
 from fluxgen.planning.model import Transformer
+from fluxgen.planning.timing.collectives import Links, Ranks
+from fluxgen.planning.timing.layer import COMPUTE, LINK, E, Layer
 from fluxgen.predict.simulate import Task, Timeline, simulate
 
 __all__ = ["AxonnLayer", "grids", "layer_volume", "matrix_volume"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, log2
 
-from fluxgen.planning import constants as c
 from fluxgen.planning.cluster import Cluster
+from fluxgen.planning.timing import constants as c
 from fluxgen.predict import constants as base
 from fluxgen.predict.link import one_shot_us
 

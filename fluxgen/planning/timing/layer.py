@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fluxgen.planning import constants as c
-from fluxgen.planning.collectives import Links
-from fluxgen.planning.fused import Fusion
 from fluxgen.planning.layout import Layout
 from fluxgen.planning.model import Transformer
 from fluxgen.planning.practice import Practice
-from fluxgen.planning.times import Times
+from fluxgen.planning.timing import constants as c
+from fluxgen.planning.timing.collectives import Links
+from fluxgen.planning.timing.fused import Fusion
+from fluxgen.planning.timing.times import Times
 from fluxgen.predict.simulate import Task, Timeline, simulate
 
 __all__ = ["Layer"]

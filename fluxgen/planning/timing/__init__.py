@@ -1,0 +1,1 @@
+"""How long a step of one layout takes."""

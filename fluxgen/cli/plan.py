@@ -129,6 +129,14 @@ def _print(found: Plan) -> None:
         sources = sorted({source.split(",")[0] for _, source in found.best.problems if source})
         text = f"fused ops make it {gain:.3f} times as fast (times: {', '.join(sources)})"
         stdout.print(text, highlight=False, soft_wrap=True)
+    if found.rival is not None:
+        other = found.rival
+        family = "AxoNN's" if other.layout.grid else "Megatron-LM's"
+        stdout.print(
+            f"the best of {family} family: {other.layout.key}, {other.step.step_us / 1e3:.2f} ms, "
+            f"{other.step.step_us / found.best.step.step_us:.3f} times as long",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     dropped = f"{found.tried} layouts can run, {found.dropped} do not fit in memory"
     if found.closest is not None:
         layout, over = found.closest

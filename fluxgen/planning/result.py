@@ -61,7 +61,8 @@ class Plan:
         choices: the best first. tried: layouts that can run. dropped: that do not fit in memory.
         closest: of those the one that misses least, and by how many bytes; None where none was.
         interrupted: whether the search was cut short, so that better ones may be missing.
-        sizes, cluster: what was predicted.
+        sizes, cluster: what was predicted. rival: of a search of both families, the best of the one
+            that the first choice is not of.
     """
 
     model: str
@@ -81,6 +82,7 @@ class Plan:
     interrupted: bool = False
     sizes: Transformer | None = None
     cluster: Cluster | None = None
+    rival: Choice | None = None
 
     @property
     def best(self) -> Choice:
@@ -107,6 +109,7 @@ class Plan:
             "tried": self.tried,
             "dropped": self.dropped,
             "closest": closest,
+            "rival": None if self.rival is None else self.rival.to_dict(),
             "interrupted": self.interrupted,
             "sizes": None if self.sizes is None else asdict(self.sizes),
             **({} if self.cluster is None else self.cluster.to_dict()),

@@ -121,8 +121,13 @@ def plan(
                 continue
             step = stepper.step(layout)
             found.append((step.step_us, layout, step, need))
-            if len(found) > 4096:
-                found = sorted(found, key=lambda each: each[:2])[:best]
+            if len(found) > 4096:  # of each family as many as are kept
+                found.sort(key=lambda each: each[:2])
+                found = [
+                    each
+                    for grids_too in (False, True)
+                    for each in [e for e in found if bool(e[1].grid) is grids_too][:best]
+                ]
     except KeyboardInterrupt:
         interrupted = True
     require(bool(tried), sizes, cluster, batch, held)
@@ -135,9 +140,15 @@ def plan(
         )
     chosen = sorted(found, key=lambda each: each[:2])[:best]
     choices = tuple(_choice(stepper, plain, *each[1:]) for each in chosen)
+    rival = None
+    if family == "all" and chosen:
+        others = [each for each in found if bool(each[1].grid) != bool(chosen[0][1].grid)]
+        if others:
+            rival = _choice(stepper, plain, *min(others, key=lambda each: each[:2])[1:])
     return Plan(
         sizes.name, gpu.name, cluster.link.value, gpus, cluster.node, batch, seq, phase, practice,
         fused, choices, tried, dropped, closest, interrupted, sizes, cluster,
+        rival,
     )  # fmt: skip
 
 

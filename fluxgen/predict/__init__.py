@@ -7,6 +7,5 @@ they were fitted to stands in ``constants``.
 """
 
 from fluxgen.predict.overlap import Prediction, predict, predict_baseline
-from fluxgen.predict.step import StepPrediction, predict_step
 
-__all__ = ["Prediction", "StepPrediction", "predict", "predict_baseline", "predict_step"]
+__all__ = ["Prediction", "predict", "predict_baseline"]

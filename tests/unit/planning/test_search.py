@@ -82,11 +82,13 @@ def test_serving_has_no_replicas_to_wait_for(phase):
 
 
 def test_both_families_beside_each_other():
-    megatron = plan("llama-3.1-8b", **SMALL, fused="off", best=1).best
+    megatron = plan("llama-3.1-8b", **SMALL, fused="off", best=1)
     axonn = plan("llama-3.1-8b", **SMALL, fused="off", family="axonn", best=1).best
-    both = plan("llama-3.1-8b", **SMALL, fused="off", family="all", best=1).best
-    assert axonn.layout.grid and not megatron.layout.grid
-    assert both.step.step_us == min(megatron.step.step_us, axonn.step.step_us)
+    both = plan("llama-3.1-8b", **SMALL, fused="off", family="all", best=1)
+    assert axonn.layout.grid and not megatron.best.layout.grid
+    times = [megatron.best.step.step_us, axonn.step.step_us]
+    assert both.rival is not None and megatron.rival is None
+    assert [both.best.step.step_us, both.rival.step.step_us] == sorted(times)
 
 
 @pytest.mark.parametrize(

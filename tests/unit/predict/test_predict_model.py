@@ -16,9 +16,9 @@ from fluxgen.core.config import ChunkAxis, KernelConfig, RunConfig, Schedule, Tr
 from fluxgen.core.errors import UsageError
 from fluxgen.core.op import Op
 from fluxgen.core.problem import Problem, Signature
-from fluxgen.core.record import Baseline, Provenance, Record
+from fluxgen.core.record import Baseline
 from fluxgen.core.topology import GPUS, Topology
-from fluxgen.predict import Prediction, predict, predict_baseline, predict_step
+from fluxgen.predict import Prediction, predict, predict_baseline
 from fluxgen.predict.constants import COPY_PCIE_US, COPY_US
 from fluxgen.predict.gemm import Grid, gemm_time
 from fluxgen.predict.link import copy_arrivals, crossing, nccl_us
@@ -370,20 +370,3 @@ def test_a_prediction_takes_few_calls() -> None:
     finally:
         sys.setprofile(None)
     assert calls / len(pairs) < 300
-
-
-def test_step_adds_up_records_and_predictions() -> None:
-    problem = Problem(Signature.of("ag_gemm"), 4096, 6144, 12288, 8)
-    empty = replace(problem, m=0)
-    record = Record(problem, H100.key, KERNELS[0], RunConfig(), 100.0, 150.0, Provenance.MEASURED)
-    step = predict_step(H100, [(problem, 2, record), (problem, 1, None), (empty, 1, None)])
-    base = predict_baseline(problem, H100).time_us
-    assert step.fused_us == pytest.approx(200 + base)
-    assert step.unfused_us == pytest.approx(300 + base)
-    assert step.speedup == pytest.approx((300 + base) / (200 + base))
-    assert [row[2] for row in step.rows] == [100.0, base, 0.0]
-    with pytest.raises(UsageError, match="count"):
-        predict_step(H100, [(problem, -1, record)])
-    untimed = replace(record, time_us=0.0, baseline_us=0.0)
-    row = predict_step(H100, [(problem, 1, untimed)]).rows[0]
-    assert row[2] == pytest.approx(predict(problem, H100, KERNELS[0], RunConfig()).time_us)

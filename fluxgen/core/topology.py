@@ -91,6 +91,11 @@ class Gpu:
         """``sm80``, ``sm86``, ``sm89``, ``sm90``, ..."""
         return f"sm{self.cc}"
 
+    @property
+    def generation(self) -> str:
+        """``ampere``, ``ada`` or ``hopper`` (and newer): what tables of figures are by."""
+        return "hopper" if self.cc >= 90 else "ada" if self.cc == 89 else "ampere"
+
     @classmethod
     def from_properties(
         cls,

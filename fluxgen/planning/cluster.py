@@ -13,6 +13,10 @@ from fluxgen.core.topology import GPUS, Gpu, LinkKind, Topology
 __all__ = ["Cluster", "parse_between"]
 
 MAX_GPUS = 1 << 17
+NETWORK = {"ampere": (25.0, 5.0), "ada": (12.5, 8.0), "hopper": (50.0, 5.0)}
+"""What one GPU sends to another node, GB/s in one direction, and the latency, microseconds: an
+adapter of 200 Gb/s for each GPU of a DGX A100, of 400 Gb/s of a DGX H100 (data sheets), 100 Gb/s
+elsewhere."""
 _BETWEEN = re.compile(
     r"\s*(\d+(?:\.\d+)?)\s*GB/s\s*(?:,\s*(\d+(?:\.\d+)?)\s*us\s*)?", re.IGNORECASE
 )
@@ -41,8 +45,7 @@ class Cluster:
     ) -> Cluster:
         """A cluster with the usual network of such GPUs, or ``between``: ``50GB/s,5us``.
 
-        The usual ones are those of DGX systems: an adapter of 200 Gb/s for each GPU of Ampere's,
-        400 Gb/s for Hopper's (data sheets); of other GPUs, 100 Gb/s.
+        The usual ones are those of DGX systems, see ``NETWORK``.
 
         Raises:
             UsageError: counts that are none, GPUs that nodes do not hold evenly, or a network that
@@ -57,7 +60,7 @@ class Cluster:
             )
         if link is None:
             link = LinkKind.NVLINK if gpu.nvlink_gbs > 0 else LinkKind.PCIE
-        rate, delay = (25.0, 5.0) if gpu.cc == 80 else (50.0, 5.0) if gpu.cc >= 90 else (12.5, 8.0)
+        rate, delay = NETWORK[gpu.generation]
         if between:
             rate, delay = parse_between(between)
         return cls(gpu, gpus, min(node, gpus), link, rate, delay)

@@ -14,7 +14,7 @@ BabelStream on A100, 1.75 of 2.04 TB/s; on H100 2.9 of 3.35 TB/s)."""
 KERNEL_US = 2.5
 """Start and end of a kernel behind another in a stream that never runs dry."""
 
-IN_A_STEP = {80: 0.86, 90: 1.0}
+IN_A_STEP = {"ampere": 0.86, "ada": 0.86, "hopper": 1.0}
 """Rate of a GEMM inside a step over that of one alone on a GPU that is as warm. Ampere's, by the
 published times of one layer (arXiv 2205.05198, table 4: 22B, tp 8, forward 7.2 ms, backward 11.8
 ms with sequence parallelism): a micro-fact, not a step. Hopper's GEMMs are measured warm already
@@ -25,12 +25,9 @@ SCORES_RATE = 0.66
 recomputation, which runs them once more, adds 1.3 ms to a backward."""
 
 FLASH = {
-    ("flash1", 80): (0.40, 0.30),
-    ("flash1", 90): (0.20, 0.15),
-    ("flash2", 80): (0.62, 0.54),
-    ("flash2", 90): (0.40, 0.32),
-    ("flash3", 80): (0.62, 0.54),
-    ("flash3", 90): (0.60, 0.48),
+    "ampere": {"flash1": (0.40, 0.30), "flash2": (0.62, 0.54), "flash3": (0.62, 0.54)},
+    "ada": {"flash1": (0.40, 0.30), "flash2": (0.62, 0.54), "flash3": (0.62, 0.54)},
+    "hopper": {"flash1": (0.20, 0.15), "flash2": (0.40, 0.32), "flash3": (0.60, 0.48)},
 }
 """Shares of the datasheet tensor rate that attention in one kernel reaches, forward and backward,
 at 8k and more tokens, heads of 128, causal, of the half that is computed alone. FlashAttention-1:

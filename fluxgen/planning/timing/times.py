@@ -14,7 +14,7 @@ __all__ = ["Times"]
 @lru_cache(maxsize=65536)
 def _gemm(m: int, n: int, k: int, gpu: Gpu) -> float:
     alone = library_gemm_us(m, n, k, gpu, 2, True)
-    return alone / c.IN_A_STEP[90 if gpu.cc >= 90 else 80]
+    return alone / c.IN_A_STEP[gpu.generation]
 
 
 class Times:
@@ -35,8 +35,7 @@ class Times:
 
     def flash(self, kind: str, flops: float, seq: int, backward: bool) -> float:
         """Attention in one kernel; ``flops`` are those of the half that is computed."""
-        arch = 90 if self.gpu.cc >= 90 else 80
-        rate = c.FLASH[kind, arch][backward] * seq / (seq + c.FLASH_RAMP)
+        rate = c.FLASH[self.gpu.generation][kind][backward] * seq / (seq + c.FLASH_RAMP)
         return c.KERNEL_US + flops / (self.gpu.tflops * rate * 1e6)
 
     def batched(self, flops: float, size: float) -> float:

@@ -62,6 +62,12 @@ def plan(
     micro_batch: Annotated[
         int | None, typer.Option("--micro-batch", help="Only so many sequences at once.")
     ] = None,
+    sp: Annotated[
+        bool | None, typer.Option("--sp/--no-sp", help="Sequence parallelism: only so.")
+    ] = None,
+    ignore_memory: Annotated[
+        bool, typer.Option("--ignore-memory", help="List what is thought not to fit, too.")
+    ] = False,
     best: Annotated[int, typer.Option("--best", help="Layouts to list.")] = 10,
     out: Annotated[
         Path | None, typer.Option("--out", help="Also write the plan, for report and tune --plan.")
@@ -85,8 +91,8 @@ def plan(
             model, target=gpu, gpus=gpus, batch=batch, seq=seq, node=node,
             phase=phases[0] if phases else "train", fused=fused, link=link,
             link_between=link_between, practice=practice,
-            fixed=Fixed(tp, cp, pp, vp, dp, zero, recompute, micro_batch),
-            family=family, best=best, progress=show,
+            fixed=Fixed(tp, cp, pp, vp, dp, zero, recompute, micro_batch, sp),
+            family=family, ignore_memory=ignore_memory, best=best, progress=show,
         )  # fmt: skip
     if found.interrupted:
         say(f"interrupted: the best of the {found.tried} layouts that were tried")

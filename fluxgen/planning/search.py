@@ -52,6 +52,7 @@ def plan(
     practice: str = "modern",
     fixed: Fixed | None = None,
     family: str = "megatron",
+    ignore_memory: bool = False,
     best: int = BEST,
     progress: Progress | None = None,
 ) -> Plan:
@@ -67,6 +68,7 @@ def plan(
         link: ``nvlink`` or ``pcie`` within a node; what the GPU has where empty.
         link_between: between nodes, of one GPU: ``50GB/s,5us``; the usual network where empty.
         practice: how the software does it, see :mod:`.practice`. fixed: of the layout.
+        ignore_memory: keep layouts that are thought not to fit, too.
         family: ``megatron`` (tp, cp, pp, replicas), ``axonn`` (its 4D grid), or ``all``.
         best: how many are kept. progress: told how many layouts have been tried.
 
@@ -118,7 +120,8 @@ def plan(
                 over = need.total - room
                 if closest is None or over < closest[1]:
                     closest = layout, over
-                continue
+                if not ignore_memory:
+                    continue
             step = stepper.step(layout)
             found.append((step.step_us, layout, step, need))
             if len(found) > 4096:  # of each family as many as are kept

@@ -123,6 +123,23 @@ def test_a_model_that_fits_nowhere_says_by_how_much():
         plan("llama-3.1-405b", target="h100-sxm", gpus=8, batch=8, seq=8192)
 
 
+def test_a_layout_that_is_given_can_be_predicted_whether_or_not_it_fits():
+    """The published 22B on one node: 1.42 s with recomputation and without sequence parallelism."""
+    sizes = Transformer("22b", 48, 6144, 64, 64, 96, 24576, False, 51200, True)
+    fixed = Fixed(tp=8, recompute="full", micro=4, sp=False)
+    given = {"target": "a100-sxm-80gb", "gpus": 8, "batch": 4, "seq": 2048, "fixed": fixed}
+    found = plan(sizes, practice="megatron-2022", fused="off", **given)
+    assert found.best.step.step_us / 1e6 == pytest.approx(1.42, rel=0.1)
+    with pytest.raises(UsageError, match="more on each"):
+        plan("llama-3.1-70b", **SMALL, fixed=Fixed(dp=16, zero=0, micro=1, recompute="none"))
+    large = plan(
+        "llama-3.1-70b", **SMALL, fixed=Fixed(dp=16, zero=0, micro=1, recompute="none"),
+        ignore_memory=True,
+    )  # fmt: skip
+    assert large.best.memory.total > 80e9
+    assert large.dropped == large.tried
+
+
 def test_an_interrupted_search_keeps_what_it_has():
     def stop(tried: int) -> None:
         if tried >= 64:

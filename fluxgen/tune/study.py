@@ -288,10 +288,14 @@ class Session:
             if not queued and plan.next_step(self.candidates, history, self.kernels) is None:
                 return
             trial = self.study.ask()
-            kernel = trial.suggest_categorical("kernel", self._space["kernel"].choices)
-            if kernel != BASELINE:
-                for knob in KNOBS:
-                    trial.suggest_categorical(knob, self._space[knob].choices)
+            try:
+                kernel = trial.suggest_categorical("kernel", self._space["kernel"].choices)
+                if kernel != BASELINE:
+                    for knob in KNOBS:
+                        trial.suggest_categorical(knob, self._space[knob].choices)
+            except optuna.exceptions.UpdateFinishedTrialError:
+                # On a busy machine this took so long that another tuner thinks its owner dead.
+                continue
             candidate = self._candidate(trial.params)
             if candidate in history.times:
                 self._tell(trial, history.times[candidate])

@@ -198,6 +198,27 @@ def test_telling_a_trial_that_another_worker_finished_is_ignored() -> None:
     assert candidate in one.history().failed
 
 
+def test_a_trial_that_another_takes_for_dead_while_it_is_written_is_left(monkeypatch) -> None:
+    """Seen with six tuners on two busy cores: writing a proposal down took longer than a claim."""
+    storage = open_storage("memory")
+    one = session(storage)
+    ask, lost = one.study.ask, []
+
+    def slow(*args, **kwargs):
+        trial = ask(*args, **kwargs)
+        if not lost:
+            lost.append(trial.number)
+            long_ago = datetime.now() - timedelta(hours=2)
+            storage._get_trial(trial._trial_id).datetime_start = long_ago
+            session(storage).close()  # of another tuner, which queues it again
+        return trial
+
+    monkeypatch.setattr(one.study, "ask", slow)
+    trial, candidate, _ = next(one.ask())
+    assert (lost, trial.number, candidate) == ([0], 1, None)
+    one.close()
+
+
 def test_a_live_tuners_running_trial_is_left_alone_until_it_is_old() -> None:
     storage = open_storage("memory")
     one = session(storage)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 import fluxgen
-from fluxgen.nn import ColumnParallelLinear, RowParallelLinear
+from fluxgen.nn import ParallelAttentionProjections, ParallelMLP
 
 
 class Attention(nn.Module):
@@ -66,17 +66,25 @@ class Block(nn.Module):
         return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
 
 
-def shard(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
-    """Replace each linear layer by its parallel form, with this rank's part of the weights."""
-    for block in model:
-        attention = block.attention
-        for owner, names in ((attention, ("q", "k", "v")), (block, ("gate", "up"))):
-            for name in names:
-                whole = getattr(owner, name)
-                setattr(owner, name, ColumnParallelLinear.from_linear(whole, group=group))
-        attention.o = RowParallelLinear.from_linear(attention.o, group=group)
-        block.down = RowParallelLinear.from_linear(block.down, group=group)
-    return model
+class ParallelBlock(nn.Module):
+    """This rank's part of a :class:`Block`; x (S/W, B, H)."""
+
+    def __init__(self, whole: Block, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        attention = whole.attention
+        self.norm1, self.norm2 = copy.deepcopy(whole.norm1), copy.deepcopy(whole.norm2)
+        self.attention = ParallelAttentionProjections.from_linears(
+            attention.q, attention.k, attention.v, attention.o,
+            head_dim=attention.head_size, group=group,
+        )  # fmt: skip
+        self.mlp = ParallelMLP.from_linears(whole.gate, whole.up, whole.down, group=group)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One transformer layer; the sequence is whole between a gather and a scatter."""
+        q, k, v = (part.permute(1, 2, 0, 3) for part in self.attention(self.norm1(x)))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = self.attention.project(mixed.permute(2, 0, 1, 3), residual=x)
+        return self.mlp(self.norm2(x), residual=x)
 
 
 def main() -> None:
@@ -98,7 +106,7 @@ def main() -> None:
     torch.manual_seed(0)  # the same weights and data on every rank
     sequence, batch, hidden, heads = 16 * world, 2, 64, 4 * world
     whole = nn.Sequential(*(Block(hidden, heads, 96 * world) for _ in range(2))).to(dtype)
-    parallel = shard(copy.deepcopy(whole), group)
+    parallel = nn.Sequential(*(ParallelBlock(block, group) for block in whole))
     norms = [p for name, p in parallel.named_parameters() if "norm" in name]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (whole, parallel)]
     mine = slice(rank * sequence // world, (rank + 1) * sequence // world)

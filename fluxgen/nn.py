@@ -1,5 +1,10 @@
 """Layers for PyTorch models; importing this module imports Torch, ``import fluxgen`` does not."""
 
+from fluxgen.runtime.layers.blocks import (
+    GatedColumnParallelLinear,
+    ParallelAttentionProjections,
+    ParallelMLP,
+)
 from fluxgen.runtime.layers.checkpoint import (
     full_state_dict,
     load_sharded_optimizer_state_dict,
@@ -11,6 +16,9 @@ from fluxgen.runtime.layers.shards import Part
 
 __all__ = [
     "ColumnParallelLinear",
+    "GatedColumnParallelLinear",
+    "ParallelAttentionProjections",
+    "ParallelMLP",
     "Part",
     "RowParallelLinear",
     "full_state_dict",

@@ -33,8 +33,8 @@ def test_two_llama_blocks_train_on_the_fused_path(world: int) -> None:
     heads = 4 * world
     assert hidden % heads == 0
     problems = [
-        (AG, hidden // world, hidden),
-        (AG, inter // world, hidden),
+        (AG, 3 * hidden // world, hidden),  # q, k and v
+        (AG, 2 * inter // world, hidden),  # gate and up
         (RS, hidden, hidden // world),
         (RS, hidden, inter // world),
     ]
@@ -58,5 +58,5 @@ def test_two_llama_blocks_train_on_the_fused_path(world: int) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"3 losses equal on {world} ranks" in done.stdout
-    assert f"ag_gemm/bfloat16/m{tokens}-n{hidden // world}-k64-tp{world}: fused: " in done.stdout
+    assert f"ag_gemm/bfloat16/m{tokens}-n{3 * hidden // world}-k64-tp{world}: fused: " in done.stdout
     assert f"gemm_rs/bfloat16/m{tokens}-n64-k{inter // world}-tp{world}: fused: " in done.stdout

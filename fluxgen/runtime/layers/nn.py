@@ -32,6 +32,7 @@ import torch
 
 from fluxgen.core.errors import UsageError
 from fluxgen.runtime import ops
+from fluxgen.runtime.layers.activations import activation_of
 from fluxgen.runtime.layers.checkpoint import sharded_state_dict
 from fluxgen.runtime.layers.shards import Cut, Parts, ShardedLayer, sum_over_copies
 from fluxgen.runtime.ops.all_reduce import matmul_all_reduce, matmul_of_replicated
@@ -139,12 +140,22 @@ class _ParallelLinear(ShardedLayer):
         Raises:
             ShardingError: the group does not divide the layer; lists the sizes that do.
         """
+        sizes = linear.in_features, linear.out_features
+        return cls._copied(linear, sizes, group, {"sequence_dim": sequence_dim, **options})
+
+    @classmethod
+    def _copied(
+        cls: type[_Layer],
+        linear: torch.nn.Linear,
+        sizes: tuple[int, int],
+        group: Group,
+        options: dict[str, Any],
+    ) -> _Layer:
+        """A layer of ``sizes`` with this rank's part of ``linear``'s parameters."""
         layer: _Layer = cls(
-            linear.in_features,
-            linear.out_features,
+            *sizes,
             group=group,
             bias=linear.bias is not None,
-            sequence_dim=sequence_dim,
             device="meta",
             dtype=linear.weight.dtype,
             **options,
@@ -206,7 +217,8 @@ class ColumnParallelLinear(_ParallelLinear):
 
     ``weight`` is (out/W, in) and ``bias`` (out/W,), the rank's own. Arguments as for ``nn.Linear``
     with the full sizes, and ``group``, ``sequence_dim`` (the dim of the activations that is cut
-    between ranks); ``save_gathered`` keeps the gathered input for the backward in place of
+    between ranks); ``activation`` is applied to the result, by name (:mod:`.activations`);
+    ``save_gathered`` keeps the gathered input for the backward in place of
     gathering it again. With ``sequence_parallel=False``: (S, ..., in) -> (S, ..., out/W).
 
     ``parts`` says what a fused weight consists of, in its order; the output of a rank then holds
@@ -232,9 +244,11 @@ class ColumnParallelLinear(_ParallelLinear):
         sequence_parallel: bool = True,
         save_gathered: bool = False,
         parts: Parts | None = None,
+        activation: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        activation_of(activation)  # refuse early
         super().__init__(
             in_features,
             out_features,
@@ -246,10 +260,15 @@ class ColumnParallelLinear(_ParallelLinear):
             device=device,
             dtype=dtype,
         )
-        self.save_gathered = save_gathered
+        self.save_gathered, self.activation = save_gathered, activation
 
     def forward(self, x: torch.Tensor, gather_size: int | None = None) -> Any:
         """(S/W, ..., in) -> (S, ..., out/W); ``gather_size`` is S where W does not divide it."""
+        activation = activation_of(self.activation)
+        y = self._product(x, gather_size)
+        return y if activation is None else activation(y)
+
+    def _product(self, x: torch.Tensor, gather_size: int | None) -> Any:
         weight, bias = self.weight, self.bias
         if self.cut.copied:
             weight = sum_over_copies(weight, self.cut, self.group_name)
@@ -277,8 +296,9 @@ class RowParallelLinear(_ParallelLinear):
 
     ``weight`` is (out, in/W); ``bias`` is (out,), the same on every rank and added once, after
     the reduction. Its gradient is that of the unsharded layer on every rank: do not reduce it
-    over the group again. With ``sequence_parallel=False``: (S, ..., in/W) -> (S, ..., out), to
-    which a residual may be added in passing.
+    over the group again. With ``sequence_parallel=False``: (S, ..., in/W) -> (S, ..., out).
+    ``residual``, of the result's shape, is added to it: in passing, before the rounding, without
+    sequence parallelism, else to the rounded result.
 
     ``parts`` says what the input of the full layer consists of, where that is several outputs of
     other layers one behind the other; no head is held twice, for it would be added twice.
@@ -292,11 +312,14 @@ class RowParallelLinear(_ParallelLinear):
         """(S, ..., in/W) -> (S/W, ..., out)."""
         if not self.sequence_parallel:
             return matmul_all_reduce(x, self.weight, self.bias, residual, group=self.group_name)
-        if residual is not None:
-            raise UsageError(
-                "residual: expected None with sequence parallelism, where it is cut as the result "
-                f"is: add it yourself; found {tuple(residual.shape)}"
-            )
-        return ops.matmul_reduce_scatter(
+        y = ops.matmul_reduce_scatter(
             x, self.weight, self.bias, group=self.group_name, scatter_dim=self.sequence_dim
         )
+        if residual is None:
+            return y
+        if residual.shape != y.shape:
+            raise UsageError(
+                f"residual: expected {tuple(y.shape)}, the shape of this rank's result; found "
+                f"{tuple(residual.shape)}"
+            )
+        return y + residual

@@ -108,7 +108,7 @@ def _errors(groups, rank):
         lambda: matmul_all_reduce(x, w, residual=3, group=group),
         lambda: matmul_all_reduce(x, w.t(), group=group),
         lambda: matmul_of_replicated(x, w, torch.zeros(6), group=group),
-        lambda: RowParallelLinear(4, 4, group=group)(torch.zeros(4, 2), torch.zeros(2, 4)),
+        lambda: RowParallelLinear(4, 4, group=group)(torch.zeros(4, 2), torch.zeros(4, 4)),
         lambda: ColumnParallelLinear(4, 4, group=group, sequence_parallel=False)(
             torch.zeros(4, 4), gather_size=8
         ),
@@ -129,7 +129,7 @@ def test_errors_name_what_was_wrong_on_every_rank(ranks):
         ("UsageError", ("residual: expected a tensor", "3")),
         ("UsageError", ("w: expected (N, K) with K = 6", "(6, 5)")),
         ("UsageError", ("bias: expected (5,)", "(6,)")),
-        ("UsageError", ("residual: expected", "shape of this rank's result", "(2, 4)")),
+        ("UsageError", ("residual: expected (2, 4), the shape of this rank's", "(4, 4)")),
         ("UsageError", ("gather_size: expected None", "8")),
         ("AgreementError", ("all_reduce", "bias")),
         ("AgreementError", ("all_reduce", "residual")),

@@ -58,5 +58,6 @@ def test_two_llama_blocks_train_on_the_fused_path(world: int) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"3 losses equal on {world} ranks" in done.stdout
-    assert f"ag_gemm/bfloat16/m{tokens}-n{3 * hidden // world}-k64-tp{world}: fused: " in done.stdout
+    qkv = f"ag_gemm/bfloat16/m{tokens}-n{3 * hidden // world}-k64-tp{world}"
+    assert f"{qkv}: fused: " in done.stdout
     assert f"gemm_rs/bfloat16/m{tokens}-n64-k{inter // world}-tp{world}: fused: " in done.stdout

@@ -36,6 +36,7 @@ from fluxgen.runtime.layers.activations import activation_of
 from fluxgen.runtime.layers.checkpoint import sharded_state_dict
 from fluxgen.runtime.layers.shards import Cut, Parts, ShardedLayer, sum_over_copies
 from fluxgen.runtime.ops.all_reduce import matmul_all_reduce, matmul_of_replicated
+from fluxgen.runtime.ops.fallback import split_sizes
 from fluxgen.runtime.session.membership import Group, member_of
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
@@ -312,14 +313,16 @@ class RowParallelLinear(_ParallelLinear):
         """(S, ..., in/W) -> (S/W, ..., out)."""
         if not self.sequence_parallel:
             return matmul_all_reduce(x, self.weight, self.bias, residual, group=self.group_name)
+        if residual is not None:
+            shape = list(x.shape)
+            shape[self.sequence_dim] = split_sizes(x.shape[self.sequence_dim], self.tp)[self.rank]
+            shape[-1] = self.out_features
+            if list(residual.shape) != shape:
+                raise UsageError(
+                    f"residual: expected {tuple(shape)}, the shape of this rank's result; found "
+                    f"{tuple(residual.shape)}"
+                )
         y = ops.matmul_reduce_scatter(
             x, self.weight, self.bias, group=self.group_name, scatter_dim=self.sequence_dim
         )
-        if residual is None:
-            return y
-        if residual.shape != y.shape:
-            raise UsageError(
-                f"residual: expected {tuple(y.shape)}, the shape of this rank's result; found "
-                f"{tuple(residual.shape)}"
-            )
-        return y + residual
+        return y if residual is None else y + residual
